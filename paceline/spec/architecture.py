@@ -1,0 +1,179 @@
+"""How members agree on the next weights: one structure per architecture, named as the user types it.
+
+`parse_architecture("server:mode=async,chunk=256KiB")` and the TOML table `[architecture] name = "server"`
+give the same thing.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from paceline.errors import SpecError, suggest
+from paceline.spec.base import Spec, require
+from paceline.units import parse_bytes
+
+Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
+
+
+class Auto(Spec, tag_field="name", tag="auto"):
+    """Paceline picks one and says why."""
+
+
+class Single(Spec, tag_field="name", tag="single"):
+    """One worker: the baseline and the numerical reference."""
+
+
+class Ring(Spec, tag_field="name", tag="ring"):
+    """Synchronous all-reduce of gradients, bucketed, overlapped with backward."""
+
+    backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
+    bucket: str = "25MiB"
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.bucket, "architecture ring, bucket")
+
+    @property
+    def bucket_bytes(self) -> int:
+        return parse_bytes(self.bucket, "architecture ring, bucket")
+
+
+class Server(Spec, tag_field="name", tag="server"):
+    """Workers push gradient chunks; servers update and return weights."""
+
+    mode: Literal["sync", "async", "bounded", "quorum"] = "sync"
+    staleness: int = 3
+    """`bounded`: how many steps a worker may be ahead of the slowest."""
+
+    quorum: int = 0
+    """`quorum`: how many workers' gradients make a step; all but one when left out."""
+
+    placement: Literal["dedicated", "colocated", "optimal"] = "dedicated"
+    update: Literal["server", "worker"] = "server"
+    """Where the optimizer runs; `worker` leaves only the summing to the servers."""
+
+    transport: Literal["auto", "shm", "tcp"] = "auto"
+    chunk: str = "auto"
+    window: int = 16
+    """Chunks a worker may have sent to one server without a receipt."""
+
+    compression: Compression = "none"
+    topk_fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        where = "architecture server"
+        problem = f"staleness = {self.staleness} is negative."
+        require(self.staleness >= 0, where, problem, "write 0 (equal to sync) or more.")
+        problem = f"window = {self.window} is not at least 1."
+        require(self.window >= 1, where, problem, "write 16.")
+        problem = f"quorum = {self.quorum} is negative."
+        require(self.quorum >= 0, where, problem, "write how many workers' gradients count.")
+        problem = f"topk_fraction = {self.topk_fraction:g} is not in (0, 1]."
+        require(0 < self.topk_fraction <= 1, where, problem, "write 0.01 for one percent.")
+        if self.chunk != "auto":
+            parse_bytes(self.chunk, "architecture server, chunk")
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """Target size of a chunk; None leaves it to the transport."""
+        if self.chunk == "auto":
+            return None
+        return parse_bytes(self.chunk, "architecture server, chunk")
+
+
+class Average(Spec, tag_field="name", tag="average"):
+    """Local steps, weights averaged every so often."""
+
+    every: int = 1
+    backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
+    state: bool = False
+    """Average the optimizer's state too."""
+
+    outer: Literal["none", "nesterov"] = "none"
+    """An optimizer over the averages; `nesterov` makes it DiLoCo."""
+
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
+    overlap: bool = False
+    """Let the averaging run during the next local steps and apply it one round late."""
+
+    def __post_init__(self) -> None:
+        problem = f"every = {self.every} is not at least 1."
+        require(self.every >= 1, "architecture average", problem, "write 1 to average each step.")
+
+
+class Hybrid(Spec, tag_field="name", tag="hybrid"):
+    """Reduce inside a host through shared memory, between hosts by `between`."""
+
+    between: Literal["ring", "server"] = "ring"
+
+
+class Replicated(Spec, tag_field="name", tag="replicated"):
+    """One process, several devices, one batch split over them."""
+
+    devices: int = 0
+
+
+class Pipeline(Spec, tag_field="name", tag="pipeline"):
+    """Layers split over workers; micro-batches flow through."""
+
+    microbatches: int = 4
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+
+
+Architecture = Auto | Single | Ring | Server | Average | Hybrid | Replicated | Pipeline
+
+ARCHITECTURES: dict[str, type[Architecture]] = {
+    "auto": Auto,
+    "single": Single,
+    "ring": Ring,
+    "server": Server,
+    "average": Average,
+    "hybrid": Hybrid,
+    "replicated": Replicated,
+    "pipeline": Pipeline,
+}
+
+
+def architecture_name(architecture: Architecture) -> str:
+    """The name the user types, "server"."""
+    return str(architecture.__struct_config__.tag)
+
+
+def parse_architecture(text: str, where: str = "--architecture") -> Architecture:
+    """Return the structure for "name" or "name:key=value,key=value"."""
+    name, _, options = text.partition(":")
+    kind = ARCHITECTURES.get(name)
+    if kind is None:
+        raise SpecError(where, f'"{name}" is not an architecture.', suggest(name, ARCHITECTURES))
+    fields: dict[str, str] = {}
+    for option in filter(None, options.split(",")):
+        key, equals, value = option.partition("=")
+        if not equals:
+            fix = f'write "{name}:{key}=…", or leave it out.'
+            raise SpecError(where, f'option "{option}" of {name} has no value.', fix)
+        if key not in kind.__struct_fields__:
+            fix = suggest(key, kind.__struct_fields__) if kind.__struct_fields__ else "leave it out."
+            raise SpecError(where, f'"{key}" is not an option of {name}.', fix)
+        fields[key] = value
+    try:
+        return msgspec.convert({"name": name, **fields}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        problem = f'"{text}": {_plain(str(error))}.'
+        raise SpecError(where, problem, f"see `paceline train --help`, {name}'s options.") from None
+
+
+def format_architecture(architecture: Architecture) -> str:
+    """The inverse of `parse_architecture`; options at their defaults are left out."""
+    fields = dict(msgspec.to_builtins(architecture))
+    name = fields.pop("name")
+    options = ",".join(f"{key}={_option(value)}" for key, value in fields.items())
+    return f"{name}:{options}" if options else str(name)
+
+
+def _option(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _plain(message: str) -> str:
+    """msgspec's message without its JSON path, which means nothing on a command line."""
+    return message.replace(" - at `$.", " for `").replace("Expected ", "expected ")

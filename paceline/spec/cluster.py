@@ -1,0 +1,99 @@
+"""Where it is trained: members, hosts, links, devices."""
+
+from paceline.spec.base import Spec, require
+from paceline.units import parse_bandwidth, parse_seconds
+
+
+class Host(Spec):
+    """One host, or `count` alike. The tunnel builds it; `predict` models it."""
+
+    count: int = 1
+    workers: int = 1
+    servers: int = 0
+    link: str = ""
+    """Rate of its cable, "1gbit" or "1gbit,50us" with a one-way latency; the cluster's when left out."""
+
+    device: str = ""
+    slowdown: float = 1.0
+    """Its device takes this many times the profiled time."""
+
+    jitter_fraction: float = 0.0
+    """Standard deviation of a layer's time as a share of it."""
+
+    rack: str = ""
+
+    def __post_init__(self) -> None:
+        where = "[[cluster.hosts]]"
+        problem = f"count = {self.count} is not at least 1."
+        require(self.count >= 1, where, problem, "leave it out for one host.")
+        problem = f"slowdown = {self.slowdown:g} is not above zero."
+        require(self.slowdown > 0, where, problem, "write 2.0 for a device at half speed.")
+        problem = f"jitter_fraction = {self.jitter_fraction:g} is not in [0, 1)."
+        require(0 <= self.jitter_fraction < 1, where, problem, "write 0.05 for five percent.")
+        if self.link:
+            parse_link(self.link, where)
+
+
+class Link(Spec):
+    """One direction of a cable, in numbers."""
+
+    bandwidth_bits_per_second: float
+    latency_seconds: float = 0.0
+
+    def seconds_for(self, size_bytes: float) -> float:
+        """Time for one message alone on the link."""
+        return self.latency_seconds + 8 * size_bytes / self.bandwidth_bits_per_second
+
+
+class Cluster(Spec):
+    """The members and what carries them."""
+
+    workers: int = 1
+    servers: int = 0
+    threads: int = 0
+    """Compute threads per worker; this machine's cores divided by its workers when left out."""
+
+    shares: tuple[float, ...] = ()
+    """Uneven parts of each batch, one weight per worker."""
+
+    link: str = ""
+    device: str = "cpu"
+    hosts: tuple[Host, ...] = ()
+    """Left out: one host per member in the tunnel, this machine for all otherwise."""
+
+    uplink: str = ""
+    """Rate of the cable between racks; only with hosts that name a rack."""
+
+    dilation: float = 1.0
+    """Slow compute and links alike by this factor; reported times are undilated."""
+
+    container: str = ""
+    """Start members inside "docker:IMAGE", "podman:IMAGE", "apptainer:IMAGE" or "podman:rootfs=FOLDER"."""
+
+    def __post_init__(self) -> None:
+        where = "[cluster]"
+        problem = f"workers = {self.workers} is not at least 1."
+        require(self.workers >= 1, where, problem, "write how many workers compute, 1 or more.")
+        problem = f"servers = {self.servers} is negative."
+        require(self.servers >= 0, where, problem, "write 0 or more.")
+        problem = f"threads = {self.threads} is negative."
+        require(self.threads >= 0, where, problem, "leave it out for a fair share of the cores.")
+        problem = f"{len(self.shares)} shares for {self.workers} workers."
+        fits = not self.shares or len(self.shares) == self.workers
+        require(fits, where, problem, "write one weight per worker.")
+        positive = all(share > 0 for share in self.shares)
+        require(positive, where, "a share is not above zero.", "write weights such as [2, 1].")
+        problem = f"dilation = {self.dilation:g} is below 1."
+        require(self.dilation >= 1, where, problem, "write 1 for real time, 4 for four times slower.")
+        for text in (self.link, self.uplink):
+            if text:
+                parse_link(text, where)
+
+
+def parse_link(text: str, where: str) -> Link:
+    """Return the numbers behind "1gbit" or "1gbit,50us"."""
+    rate, _, latency = text.partition(",")
+    return Link(
+        bandwidth_bits_per_second=parse_bandwidth(rate, where),
+        latency_seconds=parse_seconds(latency, where) if latency else 0.0,
+    )

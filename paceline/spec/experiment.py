@@ -1,0 +1,166 @@
+"""The question: an Experiment, read from TOML, written back, checked as a whole."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import tomli_w
+
+from paceline.errors import SpecError, suggest
+from paceline.spec.architecture import Architecture, Auto, Hybrid, Server, Single, architecture_name
+from paceline.spec.architecture import parse_architecture as parse_architecture
+from paceline.spec.base import Spec, require
+from paceline.spec.cluster import Cluster
+from paceline.spec.workload import Workload
+
+
+class Measurement(Spec):
+    """What is left out of the figures, and how finely the machine is watched."""
+
+    warmup_steps: int = 5
+    """First steps of every worker that no figure counts."""
+
+    sample_seconds: float = 1.0
+    """Time between two samples of CPU, memory, bytes and packets."""
+
+    def __post_init__(self) -> None:
+        where = "[measurement]"
+        problem = f"sample_seconds = {self.sample_seconds:g} is below 0.05."
+        require(self.sample_seconds >= 0.05, where, problem, "write 1.0.")
+        problem = f"warmup_steps = {self.warmup_steps} is negative."
+        require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
+
+
+class Fault(Spec):
+    """Something that goes wrong on purpose, at a step."""
+
+    member: str
+    at_step: int
+    kind: Literal["kill", "pause", "slow", "link"]
+    seconds: float = 0.0
+    """`pause`: how long."""
+
+    factor: float = 1.0
+    """`slow`: how many times slower from then on."""
+
+    link: str = ""
+    """`link`: the rate from then on."""
+
+
+class Experiment(Spec):
+    """One question, in full. An engine answers it with a run."""
+
+    name: str = ""
+    workload: Workload = Workload()
+    architecture: Architecture = Auto()
+    cluster: Cluster = Cluster()
+    measurement: Measurement = Measurement()
+    faults: tuple[Fault, ...] = ()
+    engine: Literal["here", "tunnel", "predict"] = "here"
+
+    def __post_init__(self) -> None:
+        where, cluster = "[cluster]", self.cluster
+        kind, name = self.architecture, architecture_name(self.architecture)
+        alone = not isinstance(kind, Single) or cluster.workers == 1
+        problem = f"workers = {cluster.workers}, but single is one worker."
+        require(alone, where, problem, "write workers = 1, or choose ring or server.")
+        takes_servers = isinstance(kind, Server | Auto) or (
+            isinstance(kind, Hybrid) and kind.between == "server"
+        )
+        problem = f"servers = {cluster.servers}, but {name} has no servers."
+        require(takes_servers or not cluster.servers, where, problem, "leave servers out.")
+        if isinstance(kind, Server):
+            self._check_server(kind)
+        total = self.workload.global_batch
+        problem = f"global_batch = {total} cannot be split over {cluster.workers} workers."
+        enough = not total or total >= cluster.workers
+        require(enough, "[workload]", problem, "give every worker at least one sample.")
+
+    def _check_server(self, kind: Server) -> None:
+        where, cluster = "architecture server", self.cluster
+        problem = f"servers = {cluster.servers}, but colocated workers serve themselves."
+        colocated = kind.placement == "colocated"
+        fix = "leave servers out, or write placement=dedicated."
+        require(not (colocated and cluster.servers), where, problem, fix)
+        problem = f"quorum = {kind.quorum} of {cluster.workers} workers."
+        fits = kind.quorum <= cluster.workers
+        require(fits, where, problem, "ask for at most as many as there are workers.")
+
+    @property
+    def num_servers(self) -> int:
+        """Dedicated server members to start: as asked, or one where the architecture needs one."""
+        kind = self.architecture
+        if isinstance(kind, Server) and kind.placement != "colocated":
+            return self.cluster.servers or 1
+        return self.cluster.servers
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment file; every mistake in it is a SpecError that names the place."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(str(path), "there is no such file.", "check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
+    return from_tables(tables, str(path))
+
+
+def from_tables(tables: dict[str, Any], where: str) -> Experiment:
+    """Build an experiment from nested tables, as TOML or flags give them."""
+    tables = dict(tables)
+    if isinstance(tables.get("architecture"), str):
+        parsed = parse_architecture(tables["architecture"], f"{where}, architecture")
+        tables["architecture"] = msgspec.to_builtins(parsed)
+    _refuse_unknown(tables, Experiment, where, "")
+    try:
+        return msgspec.convert(tables, Experiment)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise error.__cause__ from None
+        message, _, place = str(error).partition(" - at `$.")
+        named = f"{where}, {place.rstrip('`')}" if place else where
+        raise SpecError(named, f"{message}.", "see the fields in docs/experiments-files.md.") from None
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a file that `load` reads back."""
+    return tomli_w.dumps(msgspec.to_builtins(experiment))
+
+
+def replace(experiment: Experiment, **changes: Any) -> Experiment:
+    """A copy with other fields, checked like the first: `replace(e, workers=2, batch=64, engine="here")`.
+
+    A field is found by its name in the experiment or in one of its parts.
+    """
+    tables = msgspec.to_builtins(experiment)
+    for key, value in changes.items():
+        if key in Experiment.__struct_fields__:
+            tables[key] = msgspec.to_builtins(value)
+            continue
+        for part, kind in _PARTS.items():
+            if key in kind.__struct_fields__:
+                tables.setdefault(part, {})[key] = msgspec.to_builtins(value)
+                break
+        else:
+            raise TypeError(f"no part of an experiment has a field {key}")
+    return from_tables(tables, "experiment")
+
+
+_PARTS: dict[str, type[Spec]] = {
+    "workload": Workload,
+    "cluster": Cluster,
+    "measurement": Measurement,
+}
+
+
+def _refuse_unknown(table: dict[str, Any], kind: type[Spec], where: str, path: str) -> None:
+    """msgspec refuses unknown keys too; this finds the nearest known one for the message."""
+    for key, value in table.items():
+        if key not in kind.__struct_fields__:
+            place = f"{where}, [{path}]" if path else where
+            raise SpecError(place, f'unknown key "{key}".', suggest(key, kind.__struct_fields__))
+        field_type = next(f.type for f in msgspec.structs.fields(kind) if f.name == key)
+        if isinstance(value, dict) and isinstance(field_type, type) and issubclass(field_type, Spec):
+            _refuse_unknown(value, field_type, where, f"{path}.{key}" if path else key)

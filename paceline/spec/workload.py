@@ -1,0 +1,121 @@
+"""What is trained: model, data, batch, length, optimizer."""
+
+from typing import Literal
+
+from paceline.spec.base import Spec, require
+
+
+class Optimizer(Spec):
+    """A torch optimizer by name; values left out are torch's own defaults."""
+
+    name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] = "sgd"
+    learning_rate: float = 0.05
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = "[workload.optimizer]"
+        problem = f"learning_rate = {self.learning_rate:g} is not above zero."
+        require(self.learning_rate > 0, where, problem, "write a rate such as 0.05.")
+        uses_momentum = self.name in ("sgd", "rmsprop")
+        problem = f"momentum does not apply to {self.name}."
+        require(not self.momentum or uses_momentum, where, problem, "leave it out, or use sgd.")
+
+
+class Schedule(Spec):
+    """How the learning rate moves."""
+
+    name: Literal["constant", "step", "cosine"] = "constant"
+
+    warmup_steps: int = 0
+    """Rise linearly from a tenth of the rate over this many steps."""
+
+    every_steps: int = 0
+    """`step`: multiply by `factor` each time this many steps have passed."""
+
+    factor: float = 0.1
+
+    scale_with_workers: bool = False
+    """Multiply the rate by the number of workers (the linear scaling rule)."""
+
+    def __post_init__(self) -> None:
+        where = "[workload.schedule]"
+        needs = self.name != "step" or self.every_steps > 0
+        require(needs, where, "a step schedule has no every_steps.", "add every_steps = 1000.")
+        problem = f"warmup_steps = {self.warmup_steps} is negative."
+        require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
+
+
+class Workload(Spec):
+    """One model on one data set."""
+
+    model: str = "tutorial-cnn"
+    """A built-in name, or "module:function" that returns a torch module."""
+
+    data: str = "shapes"
+    data_dir: str = ""
+    """Where copies of the data already lie; nothing is downloaded then."""
+
+    input_shape: tuple[int, ...] = ()
+    """Shape of one synthetic sample; the model's own when left out."""
+
+    batch: int = 0
+    """Samples per worker and step."""
+
+    global_batch: int = 0
+    """Samples of all workers together per step; split over them."""
+
+    steps: int = 0
+    epochs: float = 0.0
+
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    seed: int = 0
+    accumulate: int = 1
+    """Backward passes per optimizer step; each takes its share of the batch."""
+
+    clip_norm: float = 0.0
+    """Bound on the norm of the whole gradient; 0 for none."""
+
+    reading: Literal["each", "scatter"] = "each"
+    """`each`: every worker reads its own part; `scatter`: worker 0 reads and sends (P2)."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16` computes under autocast; weights stay float32."""
+
+    layout: Literal["auto", "channels-first", "channels-last"] = "auto"
+    compile: bool = False
+    evaluate: bool = False
+    """Measure accuracy on the test part after training."""
+
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 for none."""
+
+    resume: str = ""
+    """A run folder whose last checkpoint is continued."""
+
+    def __post_init__(self) -> None:
+        where = "[workload]"
+        for name in ("batch", "global_batch", "steps", "epochs", "checkpoint_every", "clip_norm"):
+            value = getattr(self, name)
+            problem = f"{name} = {value:g} is negative."
+            require(value >= 0, where, problem, f"write a {name} above zero.")
+        both = f"batch = {self.batch} and global_batch = {self.global_batch} are both given."
+        fix = "keep one: batch is per worker, global_batch is the total."
+        require(not (self.batch and self.global_batch), where, both, fix)
+        both = f"steps = {self.steps} and epochs = {self.epochs:g} are both given."
+        require(not (self.steps and self.epochs), where, both, "keep one of them.")
+        problem = f"accumulate = {self.accumulate} is not at least 1."
+        require(self.accumulate >= 1, where, problem, "write 1 for no accumulation.")
+
+    def global_batch_for(self, workers: int) -> int:
+        """Samples per step over all workers: 32 each unless the user says otherwise."""
+        return self.global_batch or workers * (self.batch or 32)
+
+    def num_steps(self, workers: int, num_samples: int) -> int:
+        """Steps to train: as given, or from epochs over `num_samples`; 50 when neither is given."""
+        if not self.epochs:
+            return self.steps or 50
+        per_epoch = max(1, num_samples // self.global_batch_for(workers))
+        return max(1, round(self.epochs * per_epoch))
