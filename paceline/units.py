@@ -1,7 +1,7 @@
-"""Quantities as people write them ("10gbit", "256KiB", "50us") in and out. The only place that knows units.
+"""Quantities as people write them ("10gbit", "256KiB", "50us"), in and out.
 
-Links are rated in bits per second, sizes in bytes, times in seconds. Inside the program every quantity
-is a plain number whose name carries its unit.
+Links are rated in bits per second, sizes in bytes, times in seconds. Inside the program every
+quantity is a plain number whose name carries its unit.
 """
 
 import re
@@ -43,7 +43,9 @@ def parse_seconds(text: str, where: str) -> float:
     amount, unit = _split(text)
     if amount >= 0 and unit in SECONDS:
         return amount * SECONDS[unit]
-    raise SpecError(where, f'time "{text}" has no known unit.', 'write it as "50us", "20ms" or "3s".')
+    raise SpecError(
+        where, f'time "{text}" has no known unit.', 'write it as "50us", "20ms" or "3s".'
+    )
 
 
 def format_bandwidth(bits_per_second: float) -> str:

@@ -1,7 +1,7 @@
-"""How members agree on the next weights: one structure per architecture, named as the user types it.
+"""How members agree on the next weights: one structure per architecture, named as it is typed.
 
-`parse_architecture("server:mode=async,chunk=256KiB")` and the TOML table `[architecture] name = "server"`
-give the same thing.
+`parse_architecture("server:mode=async")` and the TOML table `[architecture]` with `name = "server"`
+and `mode = "async"` give the same thing.
 """
 
 from typing import Literal
@@ -152,7 +152,9 @@ def parse_architecture(text: str, where: str = "--architecture") -> Architecture
             fix = f'write "{name}:{key}=…", or leave it out.'
             raise SpecError(where, f'option "{option}" of {name} has no value.', fix)
         if key not in kind.__struct_fields__:
-            fix = suggest(key, kind.__struct_fields__) if kind.__struct_fields__ else "leave it out."
+            fix = (
+                suggest(key, kind.__struct_fields__) if kind.__struct_fields__ else "leave it out."
+            )
             raise SpecError(where, f'"{key}" is not an option of {name}.', fix)
         fields[key] = value
     try:

@@ -11,7 +11,7 @@ class Host(Spec):
     workers: int = 1
     servers: int = 0
     link: str = ""
-    """Rate of its cable, "1gbit" or "1gbit,50us" with a one-way latency; the cluster's when left out."""
+    """Rate of its cable, "1gbit", or with a one-way latency "1gbit,50us"; else the cluster's."""
 
     device: str = ""
     slowdown: float = 1.0
@@ -68,7 +68,7 @@ class Cluster(Spec):
     """Slow compute and links alike by this factor; reported times are undilated."""
 
     container: str = ""
-    """Start members inside "docker:IMAGE", "podman:IMAGE", "apptainer:IMAGE" or "podman:rootfs=FOLDER"."""
+    """Start members inside "docker:IMAGE", "podman:IMAGE", "podman:rootfs=FOLDER", "apptainer:IMAGE"."""
 
     def __post_init__(self) -> None:
         where = "[cluster]"
@@ -84,7 +84,9 @@ class Cluster(Spec):
         positive = all(share > 0 for share in self.shares)
         require(positive, where, "a share is not above zero.", "write weights such as [2, 1].")
         problem = f"dilation = {self.dilation:g} is below 1."
-        require(self.dilation >= 1, where, problem, "write 1 for real time, 4 for four times slower.")
+        require(
+            self.dilation >= 1, where, problem, "write 1 for real time, 4 for four times slower."
+        )
         for text in (self.link, self.uplink):
             if text:
                 parse_link(text, where)

@@ -121,7 +121,9 @@ def from_tables(tables: dict[str, Any], where: str) -> Experiment:
             raise error.__cause__ from None
         message, _, place = str(error).partition(" - at `$.")
         named = f"{where}, {place.rstrip('`')}" if place else where
-        raise SpecError(named, f"{message}.", "see the fields in docs/experiments-files.md.") from None
+        raise SpecError(
+            named, f"{message}.", "see the fields in docs/experiments-files.md."
+        ) from None
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -130,7 +132,7 @@ def to_toml(experiment: Experiment) -> str:
 
 
 def replace(experiment: Experiment, **changes: Any) -> Experiment:
-    """A copy with other fields, checked like the first: `replace(e, workers=2, batch=64, engine="here")`.
+    """A copy with other fields, checked like the first: `replace(e, workers=2, batch=64)`.
 
     A field is found by its name in the experiment or in one of its parts.
     """
@@ -162,5 +164,9 @@ def _refuse_unknown(table: dict[str, Any], kind: type[Spec], where: str, path: s
             place = f"{where}, [{path}]" if path else where
             raise SpecError(place, f'unknown key "{key}".', suggest(key, kind.__struct_fields__))
         field_type = next(f.type for f in msgspec.structs.fields(kind) if f.name == key)
-        if isinstance(value, dict) and isinstance(field_type, type) and issubclass(field_type, Spec):
+        if (
+            isinstance(value, dict)
+            and isinstance(field_type, type)
+            and issubclass(field_type, Spec)
+        ):
             _refuse_unknown(value, field_type, where, f"{path}.{key}" if path else key)

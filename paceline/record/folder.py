@@ -1,0 +1,139 @@
+"""A run folder: the answer to an experiment, written as the run goes.
+
+    experiment.toml            the question
+    machine.json               where it ran
+    events.jsonl               what was worth a line
+    members/worker0.json       what the member was and did (written at its start and at its end)
+    members/worker0.steps.jsonl    one line per step
+    members/worker0.series.jsonl   one line per second
+    run.json                   the summary; status "running" until the end
+
+Each member writes its own files and no other, so a killed run leaves a readable record.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from paceline import spec
+from paceline.errors import RecordError
+from paceline.record.entries import Event, Member, Sample, Step, Summary
+from paceline.record.machine import describe
+
+FORMAT_VERSION = 1
+
+E = TypeVar("E")
+
+
+class RunFolder:
+    """Paths, writing and reading of one run's files. Nothing is kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment: spec.Experiment) -> "RunFolder":
+        """Make the folder with the question and the machine in it."""
+        folder = cls(path)
+        (path / "members").mkdir(parents=True, exist_ok=False)
+        folder.write("experiment.toml", spec.to_toml(experiment).encode())
+        folder.write("machine.json", msgspec.json.format(msgspec.json.encode(describe())))
+        folder.write_summary(empty_summary(experiment, "running"))
+        return folder
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace one file at once: a reader sees the old or the new content, never a part."""
+        target = self.path / name
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(target)
+
+    def write_summary(self, summary: Summary) -> None:
+        self.write("run.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+
+    def write_member(self, member: Member) -> None:
+        content = msgspec.json.format(msgspec.json.encode(member), indent=1)
+        self.write(f"members/{member.name}.json", content)
+
+    def add_event(self, event: Event) -> None:
+        with (self.path / "events.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(event) + b"\n")
+
+    def experiment(self) -> spec.Experiment:
+        return spec.load(self.path / "experiment.toml")
+
+    def summary(self) -> Summary:
+        return _decode(self.path / "run.json", Summary)
+
+    def machine(self) -> dict[str, object]:
+        return _decode(self.path / "machine.json", dict[str, object])
+
+    def members(self) -> list[Member]:
+        """Every member that got as far as writing its file, workers first, in order of number."""
+        files = (self.path / "members").glob("*.json")
+        members = [_decode(file, Member) for file in files if not file.name.startswith(".")]
+        return sorted(members, key=lambda member: (member.role != "worker", _number(member.name)))
+
+    def steps(self, member: str) -> list[Step]:
+        return list(_lines(self.path / "members" / f"{member}.steps.jsonl", Step))
+
+    def series(self, member: str) -> list[Sample]:
+        return list(_lines(self.path / "members" / f"{member}.series.jsonl", Sample))
+
+    def events(self) -> list[Event]:
+        return list(_lines(self.path / "events.jsonl", Event))
+
+
+def open_folder(path: Path) -> RunFolder:
+    """The run folder at `path`, of this or an older format; RecordError when it is none."""
+    if not (path / "run.json").is_file():
+        raise RecordError(f"{path} is not a run folder: it has no run.json")
+    raw = _decode(path / "run.json", dict[str, object])
+    version = raw.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        known = f"this Paceline reads up to {FORMAT_VERSION}"
+        raise RecordError(f"{path} has format version {version}; {known}: upgrade Paceline")
+    return RunFolder(path)
+
+
+def empty_summary(experiment: spec.Experiment, status: str) -> Summary:
+    """The part of a summary that the experiment alone decides."""
+    cluster, workload = experiment.cluster, experiment.workload
+    return Summary(
+        format_version=FORMAT_VERSION,
+        status=status,
+        name=experiment.name,
+        engine=experiment.engine,
+        architecture=spec.format_architecture(experiment.architecture),
+        workers=cluster.workers,
+        servers=experiment.num_servers,
+        model=workload.model,
+        data=workload.data,
+        global_batch=workload.global_batch_for(cluster.workers),
+        members=[],
+    )
+
+
+def _lines(path: Path, kind: type[E]) -> Iterator[E]:
+    """Entries of a JSON-lines file; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        yield decoder.decode(line)
+
+
+def _decode(path: Path, kind: type[E]) -> E:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+
+
+def _number(name: str) -> int:
+    match = re.search(r"\d+$", name)
+    return int(match[0]) if match else 0

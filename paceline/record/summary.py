@@ -1,0 +1,141 @@
+"""From the members' files to the figures of a run: throughput, step times, breakdown, loss.
+
+A loss is the mean over the global batch. The first `warmup_steps` of every worker count for no
+figure but the losses.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
+from paceline.record.folder import RunFolder, empty_summary
+
+
+def summarise(folder: RunFolder, status: str) -> Summary:
+    """Compute the summary from what the members wrote so far, write it and return it."""
+    experiment = folder.experiment()
+    summary = empty_summary(experiment, status)
+    summary.members = folder.members()
+    workers = [member for member in summary.members if member.role == "worker"]
+    steps = {worker.name: folder.steps(worker.name) for worker in workers}
+    steps = {name: found for name, found in steps.items() if found}
+    notes = [event.text for event in folder.events() if event.kind == "note"]
+    if notes:
+        summary.notes = list(dict.fromkeys(notes))
+    if steps:
+        offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
+        _add_figures(summary, split_wait(steps, offsets), experiment.measurement.warmup_steps)
+    _add_results(summary, workers)
+    folder.write_summary(summary)
+    return summary
+
+
+def split_wait(
+    steps: Mapping[str, Sequence[Step]], clock_offsets: Mapping[str, float]
+) -> dict[str, list[Step]]:
+    """Tell waiting for the slowest worker from exchanging.
+
+    An exchange in which all take part ends for everyone when the last has brought its gradients, so
+    everyone's duration looks alike. The moments at which gradients were ready, on one clock, say
+    who was waited for: the part of `exchange_exposed` before the last worker was ready is `wait`.
+    """
+    last_ready: dict[int, float] = {}
+    for name, entries in steps.items():
+        for entry in entries:
+            if entry.ready_seconds is not None:
+                ready = entry.ready_seconds + clock_offsets.get(name, 0.0)
+                last_ready[entry.step] = max(ready, last_ready.get(entry.step, ready))
+    return {
+        name: [_with_wait(entry, last_ready, clock_offsets.get(name, 0.0)) for entry in entries]
+        for name, entries in steps.items()
+    }
+
+
+def _with_wait(entry: Step, last_ready: Mapping[int, float], offset: float) -> Step:
+    exposed = entry.breakdown_seconds.get("exchange_exposed", 0.0)
+    if entry.ready_seconds is None or "wait" in entry.breakdown_seconds or not exposed:
+        return entry
+    wait = min(exposed, last_ready[entry.step] - (entry.ready_seconds + offset))
+    parts = {**entry.breakdown_seconds, "exchange_exposed": exposed - wait, "wait": wait}
+    return Step(
+        step=entry.step,
+        start_seconds=entry.start_seconds,
+        end_seconds=entry.end_seconds,
+        breakdown_seconds=parts,
+        samples=entry.samples,
+        ready_seconds=entry.ready_seconds,
+        loss=entry.loss,
+        learning_rate=entry.learning_rate,
+    )
+
+
+def counted(steps: Sequence[Step], warmup_steps: int) -> Sequence[Step]:
+    """The steps that figures are made of; a run shorter than its warm-up counts its last step."""
+    return steps[min(warmup_steps, len(steps) - 1) :]
+
+
+def step_seconds(durations: Sequence[float]) -> StepSeconds:
+    middle = median(durations)
+    ordered = sorted(durations)
+    return StepSeconds(
+        median=middle,
+        p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        jitter=median(abs(duration - middle) for duration in durations),
+    )
+
+
+def losses(steps: Mapping[str, Sequence[Step]]) -> dict[int, float]:
+    """Loss of each step: the mean over the global batch, known once every worker has reported."""
+    totals: dict[int, tuple[float, int, int]] = {}
+    for entries in steps.values():
+        for entry in entries:
+            if entry.loss is not None:
+                total, samples, reports = totals.get(entry.step, (0.0, 0, 0))
+                totals[entry.step] = (
+                    total + entry.loss * entry.samples,
+                    samples + entry.samples,
+                    reports + 1,
+                )
+    complete = {step: t for step, t in totals.items() if t[2] == len(steps) and t[1]}
+    return {step: total / samples for step, (total, samples, _) in sorted(complete.items())}
+
+
+def _add_figures(summary: Summary, steps: Mapping[str, Sequence[Step]], warmup_steps: int) -> None:
+    measured = {name: counted(entries, warmup_steps) for name, entries in steps.items()}
+    durations = [s.end_seconds - s.start_seconds for own in measured.values() for s in own]
+    summary.steps = max(entries[-1].step + 1 for entries in steps.values())
+    summary.step_seconds = step_seconds(durations)
+    # Each worker's own rate, added up: right for workers in step and for workers that are not.
+    summary.samples_per_second = sum(
+        sum(s.samples for s in own) / sum(s.end_seconds - s.start_seconds for s in own)
+        for own in measured.values()
+    )
+    summary.breakdown_seconds = {
+        phase: fmean(s.breakdown_seconds.get(phase, 0.0) for own in measured.values() for s in own)
+        for phase in PHASES
+    }
+    by_step = losses(steps)
+    if by_step:
+        summary.loss = Loss(first=by_step[min(by_step)], last=by_step[max(by_step)])
+
+
+def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
+    """Accuracy as worker 0 found it, staleness over all workers, epoch time from the throughput."""
+    if not workers:
+        return
+    results = workers[0].results
+    accuracy = {key: results[key] for key in ("top1", "top5") if key in results}
+    if accuracy:
+        summary.accuracy = accuracy
+    if "num_samples" in results and isinstance(summary.samples_per_second, float):
+        summary.epoch_seconds = results["num_samples"] / summary.samples_per_second
+    histogram: dict[int, int] = {}
+    for worker in workers:
+        counts = worker.counters.get("staleness")
+        if isinstance(counts, dict):
+            for staleness, count in counts.items():
+                histogram[int(staleness)] = histogram.get(int(staleness), 0) + int(count)
+    total = sum(histogram.values())
+    if total:
+        mean = sum(staleness * count for staleness, count in histogram.items()) / total
+        summary.staleness = {"mean": mean, "max": float(max(histogram))}
