@@ -13,14 +13,14 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Base of what files hold; fields at their default are left out of the file."""
 
 
-class Step(Entry):
+class Step(Entry, kw_only=True):
     """One optimizer step of one worker. Times are seconds on this host's monotonic clock."""
 
     step: int
     start_seconds: float
     end_seconds: float
     breakdown_seconds: dict[str, float]
-    """Seconds per phase. `wait` is told from `exchange_exposed` once all workers' steps are known."""
+    """Seconds per phase. `wait` is told from `exchange_exposed` when all workers are known."""
 
     samples: int
     ready_seconds: float | None = None
@@ -30,7 +30,7 @@ class Step(Entry):
     learning_rate: float | None = None
 
 
-class Sample(Entry):
+class Sample(Entry, kw_only=True):
     """What the machine did for one member since the sample before."""
 
     time_seconds: float
@@ -46,7 +46,7 @@ class Sample(Entry):
     packets_received: int | None = None
 
 
-class Event(Entry):
+class Event(Entry, kw_only=True):
     """Something worth a line: a member lost, a fallback taken, a link changed."""
 
     time_seconds: float
@@ -56,7 +56,7 @@ class Event(Entry):
     step: int | None = None
 
 
-class Member(Entry):
+class Member(Entry, kw_only=True):
     """What one member was and did in all."""
 
     name: str
@@ -83,7 +83,7 @@ class Member(Entry):
     """Figures found at the end, such as accuracy."""
 
 
-class StepSeconds(Entry):
+class StepSeconds(Entry, kw_only=True):
     """Time of one step over all workers and counted steps."""
 
     median: float
@@ -92,12 +92,12 @@ class StepSeconds(Entry):
     """Median distance from the median."""
 
 
-class Loss(Entry):
+class Loss(Entry, kw_only=True):
     first: float
     last: float
 
 
-class Summary(Entry, omit_defaults=False):
+class Summary(Entry, kw_only=True, omit_defaults=False):
     """The JSON of a run (DESIGN section 6)."""
 
     format_version: int

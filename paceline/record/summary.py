@@ -124,7 +124,7 @@ def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
     if not workers:
         return
     results = workers[0].results
-    accuracy = {key: results[key] for key in ("top1", "top5") if key in results}
+    accuracy: dict[str, float] = {k: results[k] for k in ("top1", "top5") if k in results}
     if accuracy:
         summary.accuracy = accuracy
     if "num_samples" in results and isinstance(summary.samples_per_second, float):

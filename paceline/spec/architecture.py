@@ -15,15 +15,15 @@ from paceline.units import parse_bytes
 Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
 
 
-class Auto(Spec, tag_field="name", tag="auto"):
+class Auto(Spec, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
 
 
-class Single(Spec, tag_field="name", tag="single"):
+class Single(Spec, frozen=True, kw_only=True, tag_field="name", tag="single"):
     """One worker: the baseline and the numerical reference."""
 
 
-class Ring(Spec, tag_field="name", tag="ring"):
+class Ring(Spec, frozen=True, kw_only=True, tag_field="name", tag="ring"):
     """Synchronous all-reduce of gradients, bucketed, overlapped with backward."""
 
     backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
@@ -37,7 +37,7 @@ class Ring(Spec, tag_field="name", tag="ring"):
         return parse_bytes(self.bucket, "architecture ring, bucket")
 
 
-class Server(Spec, tag_field="name", tag="server"):
+class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Workers push gradient chunks; servers update and return weights."""
 
     mode: Literal["sync", "async", "bounded", "quorum"] = "sync"
@@ -80,7 +80,7 @@ class Server(Spec, tag_field="name", tag="server"):
         return parse_bytes(self.chunk, "architecture server, chunk")
 
 
-class Average(Spec, tag_field="name", tag="average"):
+class Average(Spec, frozen=True, kw_only=True, tag_field="name", tag="average"):
     """Local steps, weights averaged every so often."""
 
     every: int = 1
@@ -101,19 +101,19 @@ class Average(Spec, tag_field="name", tag="average"):
         require(self.every >= 1, "architecture average", problem, "write 1 to average each step.")
 
 
-class Hybrid(Spec, tag_field="name", tag="hybrid"):
+class Hybrid(Spec, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     """Reduce inside a host through shared memory, between hosts by `between`."""
 
     between: Literal["ring", "server"] = "ring"
 
 
-class Replicated(Spec, tag_field="name", tag="replicated"):
+class Replicated(Spec, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
     """One process, several devices, one batch split over them."""
 
     devices: int = 0
 
 
-class Pipeline(Spec, tag_field="name", tag="pipeline"):
+class Pipeline(Spec, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
     """Layers split over workers; micro-batches flow through."""
 
     microbatches: int = 4

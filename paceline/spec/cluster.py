@@ -4,7 +4,7 @@ from paceline.spec.base import Spec, require
 from paceline.units import parse_bandwidth, parse_seconds
 
 
-class Host(Spec):
+class Host(Spec, frozen=True, kw_only=True):
     """One host, or `count` alike. The tunnel builds it; `predict` models it."""
 
     count: int = 1
@@ -34,7 +34,7 @@ class Host(Spec):
             parse_link(self.link, where)
 
 
-class Link(Spec):
+class Link(Spec, frozen=True, kw_only=True):
     """One direction of a cable, in numbers."""
 
     bandwidth_bits_per_second: float
@@ -45,7 +45,7 @@ class Link(Spec):
         return self.latency_seconds + 8 * size_bytes / self.bandwidth_bits_per_second
 
 
-class Cluster(Spec):
+class Cluster(Spec, frozen=True, kw_only=True):
     """The members and what carries them."""
 
     workers: int = 1
@@ -68,7 +68,7 @@ class Cluster(Spec):
     """Slow compute and links alike by this factor; reported times are undilated."""
 
     container: str = ""
-    """Start members inside "docker:IMAGE", "podman:IMAGE", "podman:rootfs=FOLDER", "apptainer:IMAGE"."""
+    """Start members inside: "docker:IMAGE", "podman:IMAGE" or "podman:rootfs=FOLDER", …"""
 
     def __post_init__(self) -> None:
         where = "[cluster]"

@@ -15,7 +15,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.workload import Workload
 
 
-class Measurement(Spec):
+class Measurement(Spec, frozen=True, kw_only=True):
     """What is left out of the figures, and how finely the machine is watched."""
 
     warmup_steps: int = 5
@@ -32,7 +32,7 @@ class Measurement(Spec):
         require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
 
 
-class Fault(Spec):
+class Fault(Spec, frozen=True, kw_only=True):
     """Something that goes wrong on purpose, at a step."""
 
     member: str
@@ -48,7 +48,7 @@ class Fault(Spec):
     """`link`: the rate from then on."""
 
 
-class Experiment(Spec):
+class Experiment(Spec, frozen=True, kw_only=True):
     """One question, in full. An engine answers it with a run."""
 
     name: str = ""

@@ -5,7 +5,7 @@ from typing import Literal
 from paceline.spec.base import Spec, require
 
 
-class Optimizer(Spec):
+class Optimizer(Spec, frozen=True, kw_only=True):
     """A torch optimizer by name; values left out are torch's own defaults."""
 
     name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] = "sgd"
@@ -23,7 +23,7 @@ class Optimizer(Spec):
         require(not self.momentum or uses_momentum, where, problem, "leave it out, or use sgd.")
 
 
-class Schedule(Spec):
+class Schedule(Spec, frozen=True, kw_only=True):
     """How the learning rate moves."""
 
     name: Literal["constant", "step", "cosine"] = "constant"
@@ -47,7 +47,7 @@ class Schedule(Spec):
         require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
 
 
-class Workload(Spec):
+class Workload(Spec, frozen=True, kw_only=True):
     """One model on one data set."""
 
     model: str = "tutorial-cnn"
