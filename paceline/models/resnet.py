@@ -1,0 +1,65 @@
+"""`resnet50` and `resnet152`: bottleneck blocks with the stride in the 3x3 convolution.
+
+32x32 pictures go through the ImageNet network unchanged, as the papers (and the other tools we are
+compared with) run it on CIFAR-10: same layers, same parameters, global pooling over what is left.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.models.layers import conv_norm
+
+RESNET50 = (3, 4, 6, 3)
+RESNET152 = (3, 8, 36, 3)
+EXPANSION = 4
+
+
+class Bottleneck(nn.Module):
+    """1x1 down, 3x3, 1x1 up by four, added to the input."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        widened = width * EXPANSION
+        self.residual = nn.Sequential(
+            *conv_norm(channels, width, 1),
+            nn.ReLU(inplace=True),
+            *conv_norm(width, width, 3, stride=stride),
+            nn.ReLU(inplace=True),
+            *conv_norm(width, widened, 1),
+        )
+        keeps_shape = stride == 1 and channels == widened
+        shortcut = [] if keeps_shape else conv_norm(channels, widened, 1, stride=stride)
+        self.shortcut = nn.Sequential(*shortcut)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return functional.relu_(self.residual(features).add_(self.shortcut(features)))
+
+
+class ResNet(nn.Module):
+    """`depths` counts the blocks of each of the four stages."""
+
+    def __init__(
+        self, *, input_shape: tuple[int, ...], num_classes: int, depths: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            *conv_norm(input_shape[0], 64, 7, stride=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        )
+        stages, channels = [], 64
+        for index, depth in enumerate(depths):
+            width, first_stride = 64 * 2**index, 1 if index == 0 else 2
+            for block in range(depth):
+                stages.append(Bottleneck(channels, width, first_stride if block == 0 else 1))
+                channels = width * EXPANSION
+        self.stages = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1))
+        self.classifier = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(torch.flatten(self.stages(self.stem(images)), 1))
+        return logits
