@@ -1,30 +1,31 @@
-"""What has crossed each link: bytes, packets and drops, asked of the kernel over rtnetlink.
+"""What has crossed an interface as a cable would count it, asked of the kernel's queues over
+rtnetlink.
 
-The counters are those of the shaped queues, not of /proc/net/dev: there one large (GSO) packet counts as
-one and without the headers of its segments; the queue counts what a real cable would have carried. Asking
-costs some 50 us for a namespace, so a sample every second is free; starting `tc` would not be.
+/proc/net/dev counts one large (GSO) packet as one, without the headers of the segments it stands
+for; a queue counts segments. A namespace of the tunnel has a queue on both sides of its interface:
+the shaper on the way out, a filter that only counts on the way in. Asking costs some 50 us;
+starting `tc` would not.
 """
 
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from paceline.tunnel.links import HEADER_BYTES
-from paceline.tunnel.namespaces import call_in
+HEADER_BYTES = 14 + 20 + 32
+"""Ethernet, IP and TCP (with timestamps) in front of every segment's payload."""
 
 _GET_QDISC, _NEW_QDISC, _DONE = 38, 36, 3
 _REQUEST_DUMP = 0x301
-_ROOT = 0xFFFFFFFF
+_OUT, _IN = 0xFFFFFFFF, 0xFFFFFFF1
 _STATS2, _BASIC, _QUEUE = 7, 1, 3
 _HEADER = struct.Struct("=IHHII")
 _MESSAGE = struct.Struct("=BxxxiIII")
 _ATTRIBUTE = struct.Struct("=HH")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
-    """What one direction of a link has carried since it was made."""
+class QueueCount(NamedTuple):
+    """What one queue has passed on since it was made."""
 
     bytes: int
     packets: int
@@ -36,26 +37,32 @@ class Traffic:
         return self.bytes - HEADER_BYTES * self.packets
 
 
-class Counters:
-    """Reads the root queues of one namespace."""
+class QueueCounters:
+    """The queues of the network namespace in which it was made, from whatever thread it is read."""
 
-    def __init__(self, namespace: str) -> None:
-        self._socket = call_in(namespace, _open)
-        names = call_in(namespace, socket.if_nameindex)
-        self._names = dict(names)
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket.settimeout(5)
+        self._socket.bind((0, 0))
+        self._names = dict(socket.if_nameindex())
 
-    def read(self) -> dict[str, Traffic]:
-        """Traffic sent so far by every shaped interface."""
+    def read(self) -> tuple[dict[str, QueueCount], dict[str, QueueCount]]:
+        """Counts on the way out and on the way in, by interface; only interfaces with such a queue.
+
+        Bytes on the way in lack the Ethernet header, and the segments' headers after the first.
+        """
         request = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         size = _HEADER.size + len(request)
         self._socket.send(_HEADER.pack(size, _GET_QDISC, _REQUEST_DUMP, 1, 0) + request)
-        traffic: dict[str, Traffic] = {}
+        out: dict[str, QueueCount] = {}
+        into: dict[str, QueueCount] = {}
         for body in self._dump():
             _, index, _, parent, _ = _MESSAGE.unpack_from(body)
             attributes = dict(_attributes(body[_MESSAGE.size :]))
-            if parent == _ROOT and _STATS2 in attributes and index in self._names:
-                traffic[self._names[index]] = _traffic(attributes[_STATS2])
-        return traffic
+            if parent in (_OUT, _IN) and _STATS2 in attributes and index in self._names:
+                side = out if parent == _OUT else into
+                side[self._names[index]] = _count(attributes[_STATS2])
+        return out, into
 
     def close(self) -> None:
         self._socket.close()
@@ -73,13 +80,6 @@ class Counters:
                 offset += -(-size // 4) * 4
 
 
-def _open() -> socket.socket:
-    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-    opened.settimeout(5)
-    opened.bind((0, 0))
-    return opened
-
-
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     offset = 0
     while offset + _ATTRIBUTE.size <= len(data):
@@ -88,8 +88,8 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         offset += -(-size // 4) * 4
 
 
-def _traffic(stats: bytes) -> Traffic:
+def _count(stats: bytes) -> QueueCount:
     parts = dict(_attributes(stats))
     sent_bytes, packets = struct.unpack_from("=QI", parts[_BASIC])
     drops = struct.unpack_from("=III", parts[_QUEUE])[2]
-    return Traffic(bytes=sent_bytes, packets=packets, drops=drops)
+    return QueueCount(sent_bytes, packets, drops)

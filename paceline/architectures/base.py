@@ -1,0 +1,72 @@
+"""What every architecture promises, seen from one worker, and what it is given.
+
+An architecture averages the workers' gradients (or weights) with equal weight; uneven shares of a
+batch are scaled by the session before an architecture sees them.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch._C._distributed_c10d import Store
+from torch.optim import Optimizer
+
+from paceline.launch import Identity
+from paceline.telemetry import StepClock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What an architecture may use of its surroundings."""
+
+    identity: Identity
+    store: Store | None
+    """Where members leave each other notes before they can talk; None when there is one member."""
+
+    clock: StepClock
+    device: torch.device
+    note: Callable[[str], None]
+    """Put a line into the record: a fallback taken, something the user may not expect."""
+
+    deadline_seconds: float = 120.0
+    """How long any wait for another member may take."""
+
+
+class Architecture(Protocol):
+    """One worker's side. Made once per job, by the table in `architectures`."""
+
+    def distribute(
+        self, model: torch.nn.Module, optimizer: Optimizer
+    ) -> tuple[torch.nn.Module, Optimizer]:
+        """Called once, before step 1, on every worker.
+
+        After it every worker holds worker 0's weights and buffers; what is returned is used by the
+        script in place of its own model and optimizer, and keeps their `state_dict` keys.
+        """
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate; the first one outside exchanges the sum."""
+
+    def clip(self, max_norm: float) -> None:
+        """Called between backward and `optimizer.step()`: bound the norm of the whole gradient.
+
+        After the step the weights are as if the averaged gradient had been clipped.
+        """
+
+    def settle(self) -> None:
+        """Called before weights are read outside a training forward (evaluation, checkpoint).
+
+        After it this worker's weights are the ones of its last step, complete.
+        """
+
+    def counters(self) -> dict[str, object]:
+        """What only this architecture can count, for the record."""
+
+    def close(self) -> None:
+        """Called once at the end, on every worker, also after a failure; returns within seconds."""
+
+
+Serve = Callable[[Context], dict[str, object]]
+"""The main function of a server member: runs until the workers are done, returns its counters."""

@@ -1,0 +1,53 @@
+"""The torch.distributed group of the workers: made once, by whichever architecture needs one."""
+
+import os
+import socket
+from datetime import timedelta
+
+import psutil
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline.architectures.base import Context
+from paceline.errors import MissingError
+
+
+def join(context: Context, backend: str) -> None:
+    """Join the workers' group over `backend`; returns when every worker has.
+
+    gloo would otherwise choose an interface by resolving the host name, which on many machines
+    answers with an address nobody can reach.
+    """
+    identity = context.identity
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise MissingError(
+            "this torch has no NCCL.", "write backend=gloo, or install a CUDA build."
+        )
+    interface = interface_of(identity.address)
+    if backend == "gloo" and interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    assert context.store is not None, "a group needs a store"
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("group", context.store),
+        rank=identity.rank,
+        world_size=identity.workers,
+        timeout=timedelta(seconds=context.deadline_seconds),
+    )
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that carries `address`; None when no interface of this host does."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.family == socket.AF_INET and a.address == address for a in addresses):
+            return str(name)
+    return None
+
+
+def default_backend(device_type: str) -> str:
+    return "nccl" if device_type == "cuda" else "gloo"

@@ -1,0 +1,114 @@
+"""What one member writes while it runs: its steps, a sample per second, its own description.
+
+Steps are encoded when they end and written by the sampling thread, so the training thread never
+waits for a disk.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from io import BufferedWriter
+from types import TracebackType
+
+import msgspec
+import psutil
+
+from paceline.record import Event, Member, RunFolder, Sample, Step, versions
+from paceline.telemetry.network import InterfaceTraffic, SocketTraffic, Traffic
+
+
+class Recorder:
+    """The writer of one member's files; a context manager that ends with the member's totals."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        name: str,
+        role: str,
+        host: str,
+        owns_interfaces: bool = False,
+        sample_seconds: float = 1.0,
+    ) -> None:
+        self.member = Member(name=name, role=role, host=host, pid=os.getpid(), versions=versions())
+        self._folder = folder
+        self._sample_seconds = sample_seconds
+        self._traffic = InterfaceTraffic() if owns_interfaces else SocketTraffic()
+        self._process = psutil.Process()
+        self._pending: deque[Step] = deque()
+        self._encoder = msgspec.json.Encoder()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-recorder", daemon=True)
+
+    def __enter__(self) -> "Recorder":
+        self._began_seconds, self._began_cpu = time.monotonic(), self._cpu_seconds()
+        self._last_seconds, self._last_cpu = self._began_seconds, self._began_cpu
+        self._last_traffic = Traffic(0, 0, 0, 0)
+        self._folder.write_member(self.member)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        member, traffic = self.member, self._traffic.read()
+        elapsed = time.monotonic() - self._began_seconds
+        member.status = "finished" if kind is None else "failed"
+        member.cpu_fraction = (self._cpu_seconds() - self._began_cpu) / max(elapsed, 1e-9)
+        member.bytes_sent, member.bytes_received = traffic.bytes_sent, traffic.bytes_received
+        member.packets_sent, member.packets_received = traffic[2], traffic[3]
+        self._folder.write_member(member)
+
+    def add_step(self, entry: Step) -> None:
+        """Take a finished step; written within a second."""
+        self._pending.append(entry)
+
+    def note(self, text: str, kind: str = "note", step: int | None = None) -> None:
+        """A line for the record: a fallback taken, something emulated, a member lost."""
+        now, name = time.monotonic(), self.member.name
+        event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
+        self._folder.add_event(event)
+
+    def _run(self) -> None:
+        members = self._folder.path / "members"
+        steps_path = members / f"{self.member.name}.steps.jsonl"
+        series_path = members / f"{self.member.name}.series.jsonl"
+        with steps_path.open("ab") as steps, series_path.open("ab") as series:
+            stopping = False
+            while not stopping:
+                stopping = self._stop.wait(self._sample_seconds)
+                series.write(self._encoder.encode(self._sample()) + b"\n")
+                series.flush()
+                self._write_steps(steps)
+
+    def _write_steps(self, file: BufferedWriter) -> None:
+        while self._pending:
+            file.write(self._encoder.encode(self._pending.popleft()) + b"\n")
+        file.flush()
+
+    def _sample(self) -> Sample:
+        now, cpu, traffic = time.monotonic(), self._cpu_seconds(), self._traffic.read()
+        rss_bytes = self._process.memory_info().rss
+        self.member.max_rss_bytes = max(rss_bytes, self.member.max_rss_bytes or 0)
+        elapsed = max(now - self._last_seconds, 1e-9)
+        sample = Sample(
+            time_seconds=now,
+            cpu_fraction=(cpu - self._last_cpu) / elapsed,
+            rss_bytes=rss_bytes,
+            bytes_sent=traffic.bytes_sent - self._last_traffic.bytes_sent,
+            bytes_received=traffic.bytes_received - self._last_traffic.bytes_received,
+            packets_sent=traffic.packets_sent - self._last_traffic.packets_sent,
+            packets_received=traffic.packets_received - self._last_traffic.packets_received,
+        )
+        self._last_seconds, self._last_cpu, self._last_traffic = now, cpu, traffic
+        return sample
+
+    def _cpu_seconds(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system + times.children_user + times.children_system)
