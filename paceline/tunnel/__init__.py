@@ -1,1 +1,2 @@
-"""Hosts in network namespaces, shaped links, emulated hosts for unchanged members; verify and clean up."""
+"""Hosts in network namespaces, shaped links, emulated hosts for unchanged members; verify and clean
+up."""

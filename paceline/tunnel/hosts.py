@@ -1,4 +1,5 @@
-"""Hosts: a network namespace each, on the bridge of their rack; both directions of every cable shaped.
+"""Hosts: a network namespace each, on the bridge of their rack; both directions of every cable
+shaped.
 
     host worker0          switch                              host server0
     ┌──────────┐   up    ┌──────────────────────────┐  down   ┌──────────┐
@@ -6,10 +7,10 @@
     │          │◄────────┤ port tbf        port tbf ├────────►│ eth0     │
     └──────────┘  down   └──────────────────────────┘         └──────────┘
 
-What leaves a host is shaped inside it, what goes to it at the switch's port. The switch is a namespace too,
-so nothing of a tunnel touches this machine's own network, and two tunnels cannot meet. Several racks hang on
-a core bridge, each by one shaped uplink. IPv6 is off and neighbours are known from the start, so that only
-members' own packets are counted.
+What leaves a host is shaped inside it, what goes to it at the switch's port. The switch is a
+namespace too, so nothing of a tunnel touches this machine's own network, and two tunnels cannot
+meet. Several racks hang on a core bridge, each by one shaped uplink. IPv6 is off and neighbours are
+known from the start, so that only members' own packets are counted.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from types import TracebackType
 
 from paceline.errors import PacelineError, SpecError
 from paceline.spec import Link
+from paceline.telemetry.queues import QueueCount, QueueCounters
 from paceline.tunnel import delay, links
-from paceline.tunnel.counters import Counters, Traffic
 from paceline.tunnel.namespaces import Lease, call_in, ip, require_rights, sweep, tc
 
 SWITCH = "switch"
@@ -40,8 +41,8 @@ class HostPlan:
 class HostTraffic:
     """What a host has sent and received over its cable."""
 
-    sent: Traffic
-    received: Traffic
+    sent: QueueCount
+    received: QueueCount
 
 
 class Tunnel:
@@ -61,7 +62,7 @@ class Tunnel:
         sweep()
         self.lease = Lease()
         self._relays: list[delay.Relay] = []
-        self._counters: dict[str, Counters] = {}
+        self._counters: dict[str, QueueCounters] = {}
         try:
             self._build()
         except BaseException:
@@ -94,11 +95,12 @@ class Tunnel:
 
     def traffic(self) -> dict[str, HostTraffic]:
         """What every host has sent and received until now."""
-        at_switch = self._counters[SWITCH].read()
-        return {
-            name: HostTraffic(sent=self._counters[name].read()["eth0"], received=at_switch[port])
-            for name, port in self._ports.items()
-        }
+        at_switch, _ = self._counters[SWITCH].read()
+        traffic = {}
+        for name, port in self._ports.items():
+            out, _ = self._counters[name].read()
+            traffic[name] = HostTraffic(sent=out["eth0"], received=at_switch[port])
+        return traffic
 
     def reshape(self, host: str, link: Link) -> None:
         """Give a host's cable another rate while it runs; its latency stays."""
@@ -124,10 +126,13 @@ class Tunnel:
         for index, plan in enumerate(self.plans.values()):
             self._build_host(index, plan, use_netem)
         expected = {port: self.plans[name].link for name, port in self._ports.items()}
-        expected |= {end: link for end, link in self._uplink_ends()}
-        tc(batch=[links.shape_command(end, link) for end, link in expected.items()], namespace=switch)
+        expected |= dict(self._uplink_ends())
+        tc(
+            batch=[links.shape_command(end, link) for end, link in expected.items()],
+            namespace=switch,
+        )
         links.read_back(switch, expected)
-        self._counters = {name: Counters(self.namespace(name)) for name in names}
+        self._counters = {name: call_in(self.namespace(name), QueueCounters) for name in names}
 
     def _switch_commands(self) -> list[str]:
         quiet = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
@@ -177,7 +182,8 @@ class Tunnel:
             "link set eth0 up",
         ]
         ip(batch=[*bring_up, *neighbours], namespace=namespace)
-        links.shape(namespace, "eth0", plan.link)
+        shape = links.shape_command("eth0", plan.link)
+        tc(batch=[shape, *links.count_commands("eth0")], namespace=namespace)
         if plan.link.latency_seconds and use_netem:
             tc(batch=[delay.netem_command("eth0", plan.link)], namespace=namespace)
         links.read_back(namespace, {"eth0": plan.link})
@@ -208,7 +214,8 @@ def _tune(window_bytes: int) -> None:
         # TCP's bounds count bookkeeping too, half of a buffer: twice the window gives the window.
         "ipv4/tcp_rmem": f"4096 {window_bytes} {2 * window_bytes}",
         "ipv4/tcp_wmem": f"4096 {window_bytes} {2 * window_bytes}",
-        # Without drops windows fill the buffers and stay there. reno is the one that every namespace may choose.
+        # Without drops windows fill the buffers and stay there. reno is the one that every
+        # namespace may choose.
         "ipv4/tcp_congestion_control": "reno",
         "ipv4/tcp_no_metrics_save": "1",
     }

@@ -1,35 +1,35 @@
 """Links: one direction of a cable, shaped by the kernel and read back. Hosts are built in hosts.py.
 
-A `tbf` (token bucket) on the sending interface holds a direction to its rate. Packets stay large (GSO): the
-bucket counts them as the segments and headers they stand for, so the rate is that of the wire, at a small
-part of the CPU that single packets would cost.
+A `tbf` (token bucket) on the sending interface holds a direction to its rate. Packets stay large
+(GSO): the bucket counts them as the segments and headers they stand for, so the rate is that of the
+wire, at a small part of the CPU that single packets would cost.
 """
 
 from paceline.errors import PacelineError
 from paceline.spec import Link
+from paceline.telemetry.queues import HEADER_BYTES
 from paceline.tunnel.namespaces import qdiscs, tc
 from paceline.units import format_bandwidth
 
 MTU_BYTES = 1500
-HEADER_BYTES = 14 + 20 + 32
-"""Ethernet, IP and TCP (with timestamps) in front of every segment's payload."""
-
 SEGMENT_BYTES = MTU_BYTES - 20 - 32
 PAYLOAD_FRACTION = SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
 """Share of a link's rate left for TCP's payload: 0.956."""
 
 WINDOW_BYTES = 1 << 20
-"""Receive buffer of a connection on a link without latency; with latency, twice what is in flight on top."""
+"""Receive buffer of a connection on a link without latency; with latency, twice what is in flight
+on top."""
 
 _BURST_SECONDS = 1e-3
 _LEAST_BURST_BYTES = 16 * 1024
 _QUEUE_BYTES = 32 << 20
-"""Longer than all windows into one host together: the emulated switch delays and does not drop, because a
-lost 64 KiB packet would cost far more here than its 45 segments do on a real switch."""
+"""Longer than all windows into one host together: the emulated switch delays and does not drop,
+because a lost 64 KiB packet would cost far more here than its 45 segments do on a real switch."""
 
 
 def shape(namespace: str, interface: str, link: Link, verb: str = "add") -> None:
-    """Hold what leaves `interface` to the rate of `link`; `verb` is "change" for a link already shaped."""
+    """Hold what leaves `interface` to the rate of `link`; `verb` is "change" for a link already
+    shaped."""
     tc(batch=[shape_command(interface, link, verb)], namespace=namespace)
 
 
@@ -41,6 +41,14 @@ def shape_command(interface: str, link: Link, verb: str = "add") -> str:
         f"qdisc {verb} dev {interface} root handle 1: "
         f"tbf rate {rate:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
     )
+
+
+def count_commands(interface: str) -> list[str]:
+    """Lines of a tc batch that count the segments arriving at `interface`; nothing is held back."""
+    return [
+        f"qdisc add dev {interface} clsact",
+        f"filter add dev {interface} ingress protocol all u32 match u32 0 0",
+    ]
 
 
 def read_back(namespace: str, expected: dict[str, Link]) -> None:
@@ -55,7 +63,9 @@ def read_back(namespace: str, expected: dict[str, Link]) -> None:
         if found is None or abs(found / asked - 1) > 0.01:
             said = "no shaping" if found is None else format_bandwidth(found)
             asked_text = format_bandwidth(asked)
-            raise PacelineError(f"{namespace} {interface}: asked for {asked_text}, kernel has {said}")
+            raise PacelineError(
+                f"{namespace} {interface}: asked for {asked_text}, kernel has {said}"
+            )
 
 
 def window_bytes(link: Link) -> int:

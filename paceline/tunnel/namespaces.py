@@ -1,8 +1,9 @@
 """Network namespaces that carry our prefix: made, entered, and swept away once their run is dead.
 
-Every tunnel has an id and a lock file, locked for as long as the process that built it lives; the kernel
-drops the lock on any exit, kill -9 included. The next tunnel removes namespaces of ours whose lock nobody
-holds. What a namespace contains (links, addresses, shaping) goes with it, so names are all there is to tidy.
+Every tunnel has an id and a lock file, locked for as long as the process that built it lives; the
+kernel drops the lock on any exit, kill -9 included. The next tunnel removes namespaces of ours
+whose lock nobody holds. What a namespace contains (links, addresses, shaping) goes with it, so
+names are all there is to tidy.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ NAMESPACES = Path("/run/netns")
 LOCKS = Path("/run/paceline")
 
 _CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -117,6 +119,12 @@ def call_in(namespace: str, function: Callable[[], T]) -> T:
     return outcome[0]
 
 
+def die_with_parent() -> None:
+    """Called first by a helper process of a tunnel: the kernel ends it with the one that started
+    it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def ip(*arguments: str, batch: Iterable[str] = (), namespace: str = "") -> str:
     """Run `ip` (with many lines at once as `batch`) and return what it printed."""
     return _command("ip", arguments, batch, namespace)
@@ -131,7 +139,9 @@ def _command(tool: str, arguments: Iterable[str], batch: Iterable[str], namespac
     lines = "".join(f"{line}\n" for line in batch)
     inside = ["-n", namespace] if namespace else []
     argv = [tool, *inside, *(["-batch", "-"] if lines else []), *arguments]
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        argv, input=lines, capture_output=True, text=True, check=False, timeout=60
+    )
     if done.returncode != 0:
         said = done.stderr.strip().replace("\n", "; ")
         raise PacelineError(f"`{' '.join(argv)}` failed: {said or 'it said nothing'}")
@@ -146,7 +156,7 @@ def qdiscs(namespace: str) -> list[dict[str, object]]:
 
 @contextlib.contextmanager
 def _registry() -> Iterator[None]:
-    """One process at a time makes or sweeps, so that a lock file is never seen before it is locked."""
+    """One process at a time makes or sweeps: a lock file is never seen before it is locked."""
     handle = os.open(LOCKS / "registry", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

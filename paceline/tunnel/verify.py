@@ -1,9 +1,9 @@
 """Measure every link before a run: a short burst in each direction, one link at a time.
 
-The far end is the rack's bridge, so only the host's own cable is in the way (and, for an uplink, the cables
-between the racks). A rate off by more than 5 % is an error: a run on a wrong network is worse than none. A
-burst that comes out slow is tried again first, because a busy machine slows one, and shaping that is wrong
-slows all.
+The far end is the rack's bridge, so only the host's own cable is in the way (and, for an uplink,
+the cables between the racks). A rate off by more than 5 % is an error: a run on a wrong network is
+worse than none. A burst that comes out slow is tried again first, because a busy machine slows one,
+and shaping that is wrong slows all.
 """
 
 import socket
@@ -40,10 +40,11 @@ class LinkCheck:
 
 def measure_links(tunnel: Tunnel) -> list[LinkCheck]:
     """Measure all links; raise PacelineError for the first that is off."""
-    checks = []
-    for name, plan in tunnel.plans.items():
-        for direction in ("up", "down"):
-            checks.append(_settled(tunnel, name, plan.rack, direction, plan.link))
+    checks = [
+        _settled(tunnel, name, plan.rack, direction, plan.link)
+        for name, plan in tunnel.plans.items()
+        for direction in ("up", "down")
+    ]
     if tunnel.uplink is not None:
         first, second = tunnel.racks[0], tunnel.racks[1]
         checks += _uplink_checks(tunnel, first, second, tunnel.uplink)
@@ -51,13 +52,13 @@ def measure_links(tunnel: Tunnel) -> list[LinkCheck]:
 
 
 def _uplink_checks(tunnel: Tunnel, first: str, second: str, uplink: Link) -> list[LinkCheck]:
-    """From a host of one rack to the other rack's bridge: its own cable or the uplink is the narrower."""
+    """From a host of one rack to the other rack's bridge: its own cable or the uplink is the
+    narrower."""
     checks = []
     for rack, far in ((first, second), (second, first)):
         host = next(plan for plan in tunnel.plans.values() if plan.rack == rack)
         if host.link.bandwidth_bits_per_second > uplink.bandwidth_bits_per_second:
-            for direction in ("up", "down"):
-                checks.append(_settled(tunnel, host.name, far, direction, uplink))
+            checks += [_settled(tunnel, host.name, far, way, uplink) for way in ("up", "down")]
     return checks
 
 
@@ -84,7 +85,7 @@ def _settled(tunnel: Tunnel, host: str, rack: str, direction: str, link: Link) -
 
 
 def _burst(tunnel: Tunnel, host: str, rack: str, direction: str, link: Link) -> float:
-    """Payload bits per second of one connection over the link, the first third left out."""
+    """Payload bits per second of one connection over the link, the first two thirds left out."""
     inside, switch = tunnel.namespace(host), tunnel.namespace(SWITCH)
     listener = call_in(switch, lambda: socket.create_server((tunnel.rack_address(rack), 0)))
     target = listener.getsockname()
@@ -94,7 +95,9 @@ def _burst(tunnel: Tunnel, host: str, rack: str, direction: str, link: Link) -> 
             far, _ = listener.accept()
             with far:
                 sender, receiver = (near, far) if direction == "up" else (far, near)
-                size = int(link.bandwidth_bits_per_second / 8 * _BURST_SECONDS) + _BLOCK_BYTES
+                # TCP needs some round trips to open its window; they fall into the part left out.
+                seconds = _BURST_SECONDS + 60 * link.latency_seconds
+                size = int(link.bandwidth_bits_per_second / 8 * seconds) + _BLOCK_BYTES
                 return _timed_transfer(sender, receiver, size)
 
 
@@ -111,7 +114,7 @@ def _timed_transfer(sender: socket.socket, receiver: socket.socket, size_bytes: 
     into, received, began, skipped = bytearray(_BLOCK_BYTES), 0, 0.0, 0
     while received < size_bytes:
         received += receiver.recv_into(into)
-        if not skipped and received >= size_bytes / 3:
+        if not skipped and received >= size_bytes * 2 / 3:
             began, skipped = time.monotonic(), received
     ended = time.monotonic()
     thread.join()
