@@ -1,0 +1,58 @@
+"""Pure state machines of an exchange: chunks, placement, the worker's and the server's side.
+
+Everything here is decisions: no torch, no sockets, no clock. The runtime feeds the machines from
+the network, the predictor from a virtual one, tests by hand.
+"""
+
+from paceline.protocol.chunks import Chunk, Layout, ParameterSize, cut, fit_chunk_bytes
+from paceline.protocol.membership import Membership, of_size
+from paceline.protocol.messages import (
+    Answer,
+    Chosen,
+    Commit,
+    Declare,
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+)
+from paceline.protocol.placement import Seat, deal, exchange_seconds, loads_bytes, seats
+from paceline.protocol.server import Announce, Drop, Keep, Measure, ServerMachine, Update
+from paceline.protocol.worker import Ready, Send, Usable, WorkerMachine
+
+__all__ = [
+    "Announce",
+    "Answer",
+    "Chosen",
+    "Chunk",
+    "Commit",
+    "Declare",
+    "Drop",
+    "Join",
+    "Keep",
+    "Layout",
+    "Leave",
+    "Measure",
+    "Membership",
+    "Message",
+    "ParameterSize",
+    "Pull",
+    "Push",
+    "Ready",
+    "Receipt",
+    "Seat",
+    "Send",
+    "ServerMachine",
+    "Update",
+    "Usable",
+    "WorkerMachine",
+    "cut",
+    "deal",
+    "exchange_seconds",
+    "fit_chunk_bytes",
+    "loads_bytes",
+    "of_size",
+    "seats",
+]

@@ -1,0 +1,106 @@
+"""Which server holds which chunk, what share each carries, and the time no exchange can beat.
+
+A *seat* is a place where chunks are served: a server of its own, or one inside a worker.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from paceline.protocol.chunks import Chunk
+
+Placement = Literal["dedicated", "colocated", "optimal"]
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """One place that serves chunks."""
+
+    member: str
+    """The member in whose process it runs: "server0", or "worker2" when colocated."""
+
+    share: float
+    """The part of all bytes it carries; the shares of all seats sum to one."""
+
+
+def seats(placement: Placement, workers: int, servers: int) -> tuple[Seat, ...]:
+    """Return who serves; workers' seats first. Seats without a share are left out."""
+    worker_share, server_share = shares(placement, workers, servers)
+    inside = [Seat(member=f"worker{i}", share=worker_share) for i in range(workers)]
+    apart = [Seat(member=f"server{i}", share=server_share) for i in range(servers)]
+    return tuple(seat for seat in (*inside, *apart) if seat.share > 0)
+
+
+def shares(placement: Placement, workers: int, servers: int) -> tuple[float, float]:
+    """Return the share of each worker's seat and of each dedicated server.
+
+    `optimal` makes a worker's link, 1 + (n-2)x, and a server's, n·y, finish together.
+    """
+    n, k = workers, servers
+    if placement == "colocated" or (placement == "optimal" and k == 0):
+        return 1 / n, 0.0
+    if placement == "dedicated" or k >= n:
+        return 0.0, 1 / k
+    inside = (n - k) / (n * n + k * n - 2 * k)
+    return inside, (1 - n * inside) / k
+
+
+def deal(chunks: Sequence[Chunk], shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the seat of every chunk, so that each seat carries its share of the bytes.
+
+    Chunks are dealt in forward order to the seat furthest below its share: each layer is spread
+    over all seats, and no seat ends more than one chunk above its share.
+    """
+    loads = [0.0] * len(shares)
+    open_seats = [seat for seat, share in enumerate(shares) if share > 0]
+    owners = []
+    for chunk in chunks:
+        seat = min(open_seats, key=lambda s: ((loads[s] + chunk.size_bytes) / shares[s], s))
+        loads[seat] += chunk.size_bytes
+        owners.append(seat)
+    return tuple(owners)
+
+
+def loads_bytes(chunks: Sequence[Chunk], owners: Sequence[int], seats: int) -> list[int]:
+    """Return the bytes each seat carries."""
+    loads = [0] * seats
+    for chunk, owner in zip(chunks, owners, strict=True):
+        loads[owner] += chunk.size_bytes
+    return loads
+
+
+def ring_seconds(workers: int, size_bytes: float, bytes_per_second: float) -> float:
+    """Least time of a ring all-reduce, and of `colocated`: every link carries 2(n-1)/n of it."""
+    return 2 * (workers - 1) * size_bytes / (workers * bytes_per_second)
+
+
+def dedicated_seconds(
+    workers: int, servers: int, size_bytes: float, bytes_per_second: float
+) -> float:
+    """Least time with servers of their own: a worker's link or a server's, the fuller one."""
+    worker_link = size_bytes / bytes_per_second
+    server_link = workers * size_bytes / (servers * bytes_per_second)
+    return max(worker_link, server_link)
+
+
+def optimal_seconds(
+    workers: int, servers: int, size_bytes: float, bytes_per_second: float
+) -> float:
+    """Least time when spare servers and workers share so that every link finishes together."""
+    n, k = workers, servers
+    if k >= n:
+        return dedicated_seconds(n, k, size_bytes, bytes_per_second)
+    return 2 * n * (n - 1) * size_bytes / ((n * n + k * n - 2 * k) * bytes_per_second)
+
+
+def exchange_seconds(
+    placement: Placement, workers: int, servers: int, size_bytes: float, bytes_per_second: float
+) -> float:
+    """Least seconds to exchange `size_bytes` once, every link at `bytes_per_second` each way."""
+    if workers == 1 and placement != "dedicated":
+        return 0.0
+    if placement == "colocated":
+        return ring_seconds(workers, size_bytes, bytes_per_second)
+    if placement == "dedicated":
+        return dedicated_seconds(workers, servers, size_bytes, bytes_per_second)
+    return optimal_seconds(workers, servers, size_bytes, bytes_per_second)
