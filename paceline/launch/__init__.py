@@ -1,13 +1,18 @@
 """Start members, and tell a started member who it is. Knows commands and environments; no torch."""
 
-from paceline.launch.identity import Identity, identify, to_environment
+from paceline.launch.identity import Identity, member_name, to_environment
+from paceline.launch.launchers import LAUNCHERS, identify
 from paceline.launch.local import MemberCommand, Output, share_cores, supervise
+from paceline.launch.rendezvous import meet
 
 __all__ = [
+    "LAUNCHERS",
     "Identity",
     "MemberCommand",
     "Output",
     "identify",
+    "meet",
+    "member_name",
     "share_cores",
     "supervise",
     "to_environment",

@@ -1,14 +1,16 @@
-"""Who am I: a member's role and place, read from the environment its launcher made.
+"""Who am I: a member's role and place in a job, as data, and how our own launcher passes it on.
 
-Our own launcher's variables come first, then each foreign launcher's; `LAUNCHERS` is the table, in
-that order. Without any of them the process is alone: one worker.
+The files named after launchers read an Identity from the environment those make; `launchers.py`
+holds their table.
 """
 
-from collections.abc import Callable, Mapping
+import platform
+from collections.abc import Mapping
 
 import msgspec
 
 from paceline.errors import SpecError
+from paceline.launch import interfaces
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +28,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Where this member can be reached by the others."""
 
     coordinator: str = ""
-    """host:port where worker 0 keeps the store; empty when there is one member only."""
+    """host:port where the store is kept; empty when there is one member, or before `meet`."""
 
     local_index: int = 0
     """Number among the members of this host."""
@@ -45,6 +47,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     coordinator_descriptor: int = -1
     """Worker 0: an inherited listening socket for the store, so that no port is guessed."""
 
+    store_is_kept: bool = False
+    """The launcher itself serves the store at `coordinator`; worker 0 joins it like the others."""
+
+    attempt: int = 0
+    """How often the launcher has restarted this job; notes in a kept store outlive an attempt."""
+
     @property
     def role(self) -> str:
         return "worker" if self.index < self.workers else "server"
@@ -56,16 +64,19 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return f"{self.role}{self.rank}"
+        return member_name(self.index, self.workers)
+
+    @property
+    def members(self) -> int:
+        return self.workers + self.servers
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_members == self.members
 
 
-def identify(environ: Mapping[str, str]) -> Identity:
-    """The identity that `environ` describes."""
-    for read in LAUNCHERS.values():
-        identity = read(environ)
-        if identity is not None:
-            return identity
-    return Identity(run=environ.get("PACELINE_RUN", ""))
+def member_name(index: int, workers: int) -> str:
+    return f"worker{index}" if index < workers else f"server{index - workers}"
 
 
 def to_environment(identity: Identity) -> dict[str, str]:
@@ -84,24 +95,65 @@ def from_paceline(environ: Mapping[str, str]) -> Identity | None:
         raise SpecError("PACELINE_MEMBER", f"not a member's identity: {error}.", fix) from None
 
 
-def from_torchrun(environ: Mapping[str, str]) -> Identity | None:
-    """torchrun (TORCHELASTIC_RUN_ID) or anything that sets torch's own four variables."""
-    if not all(name in environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
-        return None
-    world, servers = int(environ["WORLD_SIZE"]), int(environ.get("PACELINE_SERVERS", "0"))
+def from_launcher(
+    environ: Mapping[str, str],
+    launcher: str,
+    *,
+    index: int,
+    members: int,
+    local_index: int,
+    local_members: int,
+    coordinator: str = "",
+    host: str = "",
+    store_is_kept: bool = False,
+    attempt: int = 0,
+) -> Identity:
+    """A foreign launcher's facts as an Identity: roles dealt, the address to be reached at chosen.
+
+    A coordinator that only this host can reach is refused when there are members elsewhere.
+    """
+    servers = integer(environ, "PACELINE_SERVERS", default=0)
+    if not 0 <= servers < members:
+        problem = f"{servers} servers among the {members} members that {launcher} started."
+        raise SpecError("--servers", problem, "leave at least one member to be a worker.")
+    coordinator = environ.get("PACELINE_COORDINATOR", coordinator) if members > 1 else ""
+    on_one_host = local_members == members
+    towards, colon, _ = coordinator.rpartition(":")
+    if coordinator and not (towards and colon):
+        problem = f'"{coordinator}" is not a host and a port.'
+        raise SpecError("PACELINE_COORDINATOR", problem, 'write it as "HOST:PORT".')
+    if not on_one_host and interfaces.is_loopback(towards):
+        problem = (
+            f"the coordinator is {coordinator}, which only its own host can reach, but "
+            f"{members - local_members} of {members} members run on other hosts."
+        )
+        fix = "name the host of member 0 to the launcher, or set PACELINE_COORDINATOR=HOST:PORT."
+        raise SpecError(launcher, problem, fix)
     return Identity(
-        index=int(environ["RANK"]),
-        workers=world - servers,
+        index=index,
+        workers=members - servers,
         servers=servers,
-        coordinator=f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}",
-        local_index=int(environ.get("LOCAL_RANK", "0")),
-        local_members=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-        launcher="torchrun",
+        host=host or platform.node(),
+        address=interfaces.choose(environ, towards=towards, on_one_host=on_one_host).address,
+        coordinator=coordinator,
+        local_index=local_index,
+        local_members=local_members,
+        launcher=launcher,
         run=environ.get("PACELINE_RUN", ""),
+        key=environ.get("PACELINE_KEY", ""),
+        store_is_kept=store_is_kept,
+        attempt=attempt,
     )
 
 
-LAUNCHERS: dict[str, Callable[[Mapping[str, str]], Identity | None]] = {
-    "paceline": from_paceline,
-    "torchrun": from_torchrun,
-}
+def integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The number in a variable that the launcher promises to set."""
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        given = "is not set" if text is None else f'= "{text}" is not a whole number'
+        fix = "start members with one launcher only, and leave its variables alone."
+        raise SpecError("environment", f"{name} {given}.", fix) from None

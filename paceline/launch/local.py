@@ -76,7 +76,7 @@ def supervise(
 
 
 def share_cores(workers: int) -> list[tuple[int, ...]]:
-    """An equal part of the cores for each worker; empty tuples (no limit) when there are too few."""
+    """An equal part of the cores for each worker; empty (no limit) where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // workers
     if each == 0 or workers == 1:

@@ -1,0 +1,132 @@
+"""Find the coordinator where the launcher names none (mpirun): member 0 opens a port and tells.
+
+On one host it tells through a socket that only this user's processes are answered on and that
+leaves no file behind; between hosts MPI itself carries the news. Nothing is guessed.
+"""
+
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from paceline.errors import DeadlineError, ExchangeError, SpecError
+from paceline.launch import mpirun
+from paceline.launch.identity import Identity, member_name
+
+POLL_SECONDS = 0.02
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """What member 0 tells the others."""
+
+    coordinator: str
+    key: str
+
+
+def meet(
+    identity: Identity, environ: Mapping[str, str], deadline_seconds: float = 120.0
+) -> Identity:
+    """`identity` with its coordinator known. Every member calls it, once, before the store opens.
+
+    Returns at once where the launcher has named the coordinator already.
+    """
+    if identity.members == 1 or identity.coordinator:
+        return identity
+    listener = _listen(identity.address) if identity.index == 0 else None
+    notice = None
+    if listener is not None:
+        coordinator = f"{identity.address}:{listener.getsockname()[1]}"
+        notice = Notice(coordinator=coordinator, key=identity.key or secrets.token_hex(32))
+    job = mpirun.job_name(environ) if identity.on_one_host else None
+    if job is not None:
+        told = _tell_on_host(identity, job, notice, deadline_seconds)
+    else:
+        told = _tell_by_mpi(notice)
+    return msgspec.structs.replace(
+        identity,
+        coordinator=told.coordinator,
+        key=told.key,
+        coordinator_descriptor=-1 if listener is None else listener.detach(),
+    )
+
+
+def _listen(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, 0))
+    listener.listen(socket.SOMAXCONN)
+    return listener
+
+
+def _tell_on_host(
+    identity: Identity, job: str, notice: Notice | None, deadline_seconds: float
+) -> Notice:
+    """Pass the notice through a Unix socket in the abstract namespace, named after the job."""
+    name, deadline = f"\0paceline-{job}", time.monotonic() + deadline_seconds
+    if notice is None:
+        return _hear(name, identity, deadline, deadline_seconds)
+    waiting = set(range(1, identity.members))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(name)
+        door.listen(identity.members)
+        while waiting:
+            door.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                visitor, _ = door.accept()
+            except TimeoutError:
+                missing = [member_name(index, identity.workers) for index in waiting]
+                raise DeadlineError("meeting", deadline_seconds, missing) from None
+            with visitor:
+                if not _same_user(visitor):
+                    continue
+                visitor.settimeout(max(0.001, deadline - time.monotonic()))
+                waiting.discard(int.from_bytes(visitor.recv(4), "little"))
+                visitor.sendall(msgspec.json.encode(notice))
+    return notice
+
+
+def _hear(name: str, identity: Identity, deadline: float, deadline_seconds: float) -> Notice:
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            try:
+                door.settimeout(max(0.001, deadline - time.monotonic()))
+                door.connect(name)
+                if not _same_user(door):
+                    raise ExchangeError("another user's process answers in place of worker0.")
+                door.sendall(identity.index.to_bytes(4, "little"))
+                content = b"".join(iter(lambda: door.recv(4096), b""))
+            except OSError:  # not there yet
+                time.sleep(POLL_SECONDS)
+                continue
+        return msgspec.json.decode(content, type=Notice)
+    raise DeadlineError("meeting", deadline_seconds, [member_name(0, identity.workers)])
+
+
+def _same_user(peer: socket.socket) -> bool:
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
+def _tell_by_mpi(notice: Notice | None) -> Notice:
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        problem = "the members are on several hosts, and nobody named the coordinator's address."
+        fix = (
+            "install paceline[mpi] on all hosts, or name it: "
+            "`mpirun -x PACELINE_COORDINATOR=HOST_OF_RANK_0:PORT …`."
+        )
+        raise SpecError("mpirun", problem, fix) from None
+    # Text only: a notice is decoded into its type, never unpickled.
+    content = bytearray(4096)
+    if notice is not None:
+        encoded = msgspec.json.encode(notice)
+        content[: len(encoded)] = encoded
+    world: Any = MPI.COMM_WORLD
+    world.Bcast([content, MPI.BYTE], root=0)
+    return msgspec.json.decode(bytes(content).rstrip(b"\0"), type=Notice)

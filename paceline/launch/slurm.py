@@ -1,0 +1,82 @@
+"""Members started by srun, and the batch script that starts them.
+
+Only a job step counts: inside sbatch's and salloc's shells Slurm's variables describe the
+allocation, not this process.
+"""
+
+import re
+from collections.abc import Mapping
+
+from paceline.errors import SpecError
+from paceline.launch.identity import Identity, from_launcher, integer
+
+FIRST_PORT, PORTS = 16384, 16000
+"""Below 32768, where Linux begins to hand out ports by itself."""
+
+STEP_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+
+
+def identify(environ: Mapping[str, str]) -> Identity | None:
+    if not all(name in environ for name in STEP_VARIABLES):
+        return None
+    members = integer(environ, "SLURM_STEP_NUM_TASKS")
+    if members == 1:  # `srun --pty bash`: a shell, from which other launchers are started
+        return None
+    hosts = expand_hosts(environ["SLURM_STEP_NODELIST"])
+    tasks = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", f"{members}"))
+    node = integer(environ, "SLURM_NODEID", 0)
+    if node >= len(tasks):
+        problem = f"host number {node} is not among {environ['SLURM_STEP_TASKS_PER_NODE']}."
+        raise SpecError("SLURM_NODEID", problem, "start members with one srun.")
+    return from_launcher(
+        environ,
+        "srun",
+        index=integer(environ, "SLURM_PROCID"),
+        members=members,
+        local_index=integer(environ, "SLURM_LOCALID", 0),
+        local_members=tasks[node],
+        # Task 0 is on the first host of a step, whatever the distribution.
+        coordinator=f"{hosts[0]}:{_port(environ)}",
+        host=environ.get("SLURMD_NODENAME", hosts[min(node, len(hosts) - 1)]),
+    )
+
+
+def expand_hosts(text: str) -> list[str]:
+    """ "node[01-03,07],login" -> node01 node02 node03 node07 login."""
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for literal, listed in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
+            pieces = [literal] if literal else _expand_range(listed)
+            names = [name + piece for name in names for piece in pieces]
+        hosts += names
+    return hosts
+
+
+def expand_counts(text: str) -> list[int]:
+    """ "2(x3),1" -> 2 2 2 1: tasks on each host."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def _expand_range(listed: str) -> list[str]:
+    names: list[str] = []
+    for item in listed.split(","):
+        first, dash, last = item.partition("-")
+        if dash:
+            names += [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)]
+        else:
+            names.append(item)
+    return names
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """A port that all members of the step compute alike and other jobs do not use.
+
+    Slurm hands out no ports by default. Where this one is taken, worker 0 says so, and
+    PACELINE_COORDINATOR overrides it.
+    """
+    job, step = integer(environ, "SLURM_JOB_ID", 0), integer(environ, "SLURM_STEP_ID", 0)
+    return FIRST_PORT + (job * 31 + step) % PORTS

@@ -1,0 +1,68 @@
+"""mpirun names no coordinator: member 0 opens a port and tells the others."""
+
+import os
+import socket
+import sys
+import threading
+
+import pytest
+
+from paceline.errors import DeadlineError, SpecError
+from paceline.launch import Identity, meet
+
+JOB = f"test-{os.getpid()}"
+
+
+def member(index: int, members: int = 3, servers: int = 1) -> Identity:
+    return Identity(
+        index=index,
+        workers=members - servers,
+        servers=servers,
+        local_index=index,
+        local_members=members,
+        launcher="mpirun",
+    )
+
+
+def test_all_learn_one_address_and_one_key() -> None:
+    found: dict[int, Identity] = {}
+
+    def come(index: int) -> None:
+        found[index] = meet(member(index), {"PMIX_NAMESPACE": JOB}, deadline_seconds=20)
+
+    threads = [threading.Thread(target=come, args=(index,)) for index in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert sorted(found) == [0, 1, 2]
+    assert len({identity.coordinator for identity in found.values()}) == 1
+    assert len({identity.key for identity in found.values()}) == 1
+    assert len(found[0].key) >= 32
+    with socket.socket(fileno=found[0].coordinator_descriptor) as listener:
+        port = int(found[1].coordinator.rpartition(":")[2])
+        assert listener.getsockname() == ("127.0.0.1", port)
+    assert found[1].coordinator_descriptor == -1
+
+
+def test_the_missing_are_named() -> None:
+    with pytest.raises(DeadlineError, match="missing: server0, worker1"):
+        meet(member(0), {"PMIX_NAMESPACE": f"{JOB}-empty"}, deadline_seconds=0.2)
+    with pytest.raises(DeadlineError, match="missing: worker0"):
+        meet(member(1), {"PMIX_NAMESPACE": f"{JOB}-empty"}, deadline_seconds=0.2)
+
+
+def test_a_coordinator_that_is_known_is_kept() -> None:
+    known = Identity(index=1, workers=2, coordinator="head:1234")
+    assert meet(known, {}) is known
+    alone = Identity()
+    assert meet(alone, {}) is alone
+
+
+def test_several_hosts_without_mpi4py_is_an_error_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    spread = Identity(index=1, workers=2, launcher="mpirun")
+    with pytest.raises(SpecError, match="PACELINE_COORDINATOR=HOST_OF_RANK_0:PORT"):
+        meet(spread, {})
