@@ -15,12 +15,28 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.training.session import distribute, init, shard
+    from paceline.training.session import (
+        clip_grad_norm_,
+        distribute,
+        init,
+        no_sync,
+        report_loss,
+    )
+    from paceline.training.sharding import shard
 
-__all__ = ["__version__", "distribute", "init", "shard"]
+__all__ = [
+    "__version__",
+    "clip_grad_norm_",
+    "distribute",
+    "init",
+    "no_sync",
+    "report_loss",
+    "shard",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        return getattr(import_module("paceline.training.session"), name)
-    raise AttributeError(f"module 'paceline' has no attribute '{name}'")
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute '{name}'")
+    module = "paceline.training.sharding" if name == "shard" else "paceline.training.session"
+    return getattr(import_module(module), name)

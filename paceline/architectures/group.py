@@ -18,6 +18,8 @@ def join(context: Context, backend: str) -> None:
     gloo would otherwise choose an interface by resolving the host name, which on many machines
     answers with an address nobody can reach.
     """
+    if dist.is_initialized():
+        return
     identity = context.identity
     if backend == "nccl" and not dist.is_nccl_available():
         raise MissingError(

@@ -54,7 +54,7 @@ class RingArchitecture:
 
 
 class RingModule(DistributedDataParallel):
-    """DDP with the wrapped model's `state_dict` keys, so that checkpoints fit every architecture."""
+    """DDP with the wrapped model's `state_dict` keys, so checkpoints fit every architecture."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

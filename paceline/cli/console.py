@@ -1,0 +1,76 @@
+"""How verbs talk: progress on stderr, results on stdout, JSON when asked."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+err = Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+
+
+def print_json(value: object) -> None:
+    """One JSON object on stdout."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+    sys.stdout.flush()
+
+
+def new_run_path(name: str, asked: Path | None) -> Path:
+    """Where a run goes: as asked, or runs/<time>-<name>, with a number when that is taken."""
+    if asked is not None:
+        return asked
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    candidates = [Path("runs") / stem, *(Path("runs") / f"{stem}-{n}" for n in range(2, 1000))]
+    return next(path for path in candidates if not path.exists())
+
+
+def print_member_line(name: str, line: str) -> None:
+    """A line that a member printed, behind its name."""
+    err.print(f"[dim]{name} |[/dim] ", end="")
+    err.print(line, markup=False)
+
+
+@contextmanager
+def step_progress(label: str, num_steps: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar of steps with the time left; plain lines now and then where stderr is no terminal."""
+    if not err.is_terminal:
+        yield _Lines(label, num_steps)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(label, total=num_steps)
+        yield lambda steps: progress.update(task, completed=steps)
+
+
+class _Lines:
+    """Progress for a log file: a line every ten seconds."""
+
+    def __init__(self, label: str, num_steps: int | None) -> None:
+        self._label, self._of = label, f" of {num_steps}" if num_steps else ""
+        self._last = time.monotonic()
+
+    def __call__(self, steps: int) -> None:
+        if time.monotonic() - self._last >= 10:
+            self._last = time.monotonic()
+            err.print(f"{self._label}: step {steps}{self._of}")

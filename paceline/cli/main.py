@@ -1,0 +1,62 @@
+"""`paceline`: the table of verbs, and the one place where errors become messages."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from paceline import __version__
+from paceline.errors import PacelineError
+
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""Typer carries its own copy of click, whose exceptions are not click's."""
+
+VERBS = ("train", "run")
+"""Each is a module here with a function `command`. They load nothing heavy until called."""
+
+app = typer.Typer(
+    name="paceline",
+    help="One training script, every classic distributed architecture, "
+    "and the reason it scales or doesn't.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+for _verb in VERBS:
+    _module = import_module(f"paceline.cli.{_verb}")
+    app.command(_verb, **getattr(_module, "SETTINGS", {}))(_module.command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        status = app(args=arguments, standalone_mode=False)
+    except PacelineError as error:
+        fail(str(error), error.exit_status)
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "paceline"
+        fail(f"{error.format_message()}\n  fix: see `{command} --help`.", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted; every member was ended.", 130)
+    sys.exit(status or 0)
+
+
+def fail(message: str, status: int) -> None:
+    """Say what went wrong on stderr, in red on a terminal, and exit."""
+    typer.secho(f"error: {message}", err=True, fg="red" if sys.stderr.isatty() else None)
+    sys.exit(status)

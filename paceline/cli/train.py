@@ -1,0 +1,96 @@
+"""`paceline train`: a built-in workload, on any engine."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import flags
+
+SETTINGS = {
+    "epilog": "Example: paceline train --model tutorial-cnn --data shapes --batch 32 --steps 50 "
+    "--architecture ring --workers 2 --json"
+}
+
+
+def command(
+    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or module:function.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set: shapes, cifar10, mnist, …")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data already lies.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples per step over all.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, …")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same result.")] = None,
+    architecture: flags.Architecture = None,
+    workers: flags.Workers = None,
+    servers: flags.Servers = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
+    on: flags.On = None,
+    link: flags.Link = None,
+    device: flags.Device = None,
+    dilation: Annotated[float | None, typer.Option(help="Slow the tunnel by this.")] = None,
+    container: Annotated[str | None, typer.Option(help="Start members inside, …")] = None,
+    compile: Annotated[bool | None, typer.Option("--compile/--no-compile")] = None,
+    evaluate: Annotated[bool | None, typer.Option("--evaluate/--no-evaluate")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between two.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on from this run folder.")] = None,
+    out: flags.Out = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the live page while it runs.")
+    ] = False,
+    json: flags.Json = False,
+    dry_run: flags.DryRun = False,
+) -> None:
+    """Train a built-in workload and measure it."""
+    from paceline import spec
+    from paceline.cli import console, training
+
+    base = spec.load(file) if file else spec.Experiment()
+    experiment = flags.experiment(
+        base,
+        {
+            "model": model,
+            "data": data,
+            "data_dir": data_dir,
+            "batch": batch,
+            "global_batch": global_batch,
+            "steps": steps,
+            "epochs": epochs,
+            "seed": seed,
+            "architecture": architecture,
+            "workers": workers,
+            "servers": servers,
+            "threads": threads,
+            "engine": on,
+            "link": link,
+            "device": device,
+            "dilation": dilation,
+            "container": container,
+            "compile": compile,
+            "evaluate": evaluate,
+            "checkpoint_every": checkpoint_every,
+            "resume": resume,
+            "optimizer": _optimizer(base.workload.optimizer, optimizer, learning_rate),
+        },
+    )
+    if training.is_member(os.environ):
+        training.train_as_member(experiment, out, json)
+        return
+    experiment = training.resolved(experiment)
+    if dry_run:
+        console.out.print(spec.to_toml(experiment), markup=False)
+        return
+    training.train(experiment, out, json=json, watch=watch)
+
+
+def _optimizer(base: object, name: str | None, learning_rate: float | None) -> object:
+    import msgspec
+
+    changes = {"name": name, "learning_rate": learning_rate}
+    given = {key: value for key, value in changes.items() if value is not None}
+    return {**msgspec.to_builtins(base), **given} if given else None

@@ -1,0 +1,137 @@
+"""What `train` and `run` share: resolve, run, show."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from paceline import architectures, data, engines, models, record, spec
+from paceline.cli import console
+from paceline.errors import SpecError, suggest
+from paceline.launch import identify
+from paceline.record import RunFolder, Summary
+from paceline.units import format_bytes, format_seconds
+
+
+def is_member(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher other than ours started this very process as a member."""
+    return identify(environ).launcher not in ("none", "paceline")
+
+
+def resolved(experiment: spec.Experiment) -> spec.Experiment:
+    """Check the names against the tables before anything is written, and choose for `auto`."""
+    workload = experiment.workload
+    described = models.info(workload.model)
+    if workload.data not in data.names():
+        problem = f'"{workload.data}" is not a data set.'
+        raise SpecError("--data", problem, suggest(workload.data, data.names()))
+    fits = described is None or described.tokens == (workload.data == "text")
+    if described is not None and not fits and workload.data != "synthetic":
+        problem = f"{workload.model} cannot train on {workload.data}."
+        raise SpecError("--data", problem, f"use --data {described.data} or synthetic.")
+    return with_choice(experiment)
+
+
+def with_choice(experiment: spec.Experiment) -> spec.Experiment:
+    """Replace `auto` by a choice, and say which and why."""
+    cluster = experiment.cluster
+    hosts = 1 if experiment.engine == "here" else cluster.workers
+    chosen, reason = architectures.resolve(
+        experiment.architecture, workers=cluster.workers, hosts=hosts, gpus=_gpus()
+    )
+    if isinstance(experiment.architecture, spec.Auto):
+        console.err.print(f"architecture: {spec.format_architecture(chosen)}, because {reason}")
+    return spec.replace(experiment, architecture=chosen)
+
+
+def train(
+    experiment: spec.Experiment,
+    out: Path | None,
+    *,
+    json: bool,
+    watch: bool = False,
+    script: Sequence[str] = (),
+) -> RunFolder:
+    """Run an experiment and print its answer."""
+    name = experiment.name or f"{experiment.workload.model}-{_short(experiment)}"
+    path = console.new_run_path(name.replace(":", "-").replace("/", "-"), out)
+    if path.exists():
+        raise SpecError("--out", f"{path} exists.", "name a folder that does not exist yet.")
+    num_steps = experiment.workload.steps or (None if experiment.workload.epochs else 50)
+    with console.step_progress(_short(experiment), None if script else num_steps) as progress:
+        folder = engines.run(
+            experiment, path, script=script, output=console.print_member_line, progress=progress
+        )
+    show(folder, json)
+    return folder
+
+
+def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -> None:
+    """Take part in a job that a foreign launcher started; worker 0 prints the answer, once."""
+    from paceline.training.member import train_here
+
+    identity = identify(os.environ)
+    given = experiment.cluster.workers
+    if given not in (1, identity.workers):
+        problem = f"--workers {given}, but {identity.launcher} started {identity.workers} workers."
+        raise SpecError("--workers", problem, "leave it out under another launcher.")
+    experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)
+    path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
+    folder = train_here(resolved(experiment), path)
+    if identity.index == 0:
+        record.summarise(folder, "finished")
+        show(folder, json)
+
+
+def show(folder: RunFolder, json: bool) -> None:
+    """Print a run: JSON, or a table and where the record lies."""
+    summary = folder.summary()
+    if json:
+        console.print_json(summary)
+        return
+    console.out.print(table(summary))
+    console.out.print(f"recorded in {folder.path}")
+
+
+def table(summary: Summary) -> Table:
+    """The figures of one run, with units."""
+    grid = Table(
+        title=f"{summary.model} on {summary.data}: {summary.architecture}", show_header=False
+    )
+    if isinstance(summary.samples_per_second, float):
+        grid.add_row("throughput", f"{summary.samples_per_second:.1f} samples/s")
+    if isinstance(summary.step_seconds, record.StepSeconds):
+        step = summary.step_seconds
+        spread = f"p95 {format_seconds(step.p95)}, jitter {format_seconds(step.jitter)}"
+        grid.add_row("step", f"{format_seconds(step.median)} ({spread})")
+    if isinstance(summary.breakdown_seconds, dict):
+        for phase, seconds in summary.breakdown_seconds.items():
+            if seconds:
+                grid.add_row(f"  {phase.replace('_', ' ')}", format_seconds(seconds))
+    if isinstance(summary.loss, record.Loss):
+        grid.add_row("loss", f"{summary.loss.first:.4f} → {summary.loss.last:.4f}")
+    if isinstance(summary.accuracy, dict):
+        shown = ", ".join(f"{name} {share:.2%}" for name, share in summary.accuracy.items())
+        grid.add_row("accuracy", shown)
+    for member in summary.members:
+        cpu = f"CPU {member.cpu_fraction:.0%}" if member.cpu_fraction is not None else ""
+        sent = f"sent {format_bytes(member.bytes_sent)}" if member.bytes_sent else ""
+        grid.add_row(member.name, ", ".join(filter(None, (cpu, sent))))
+    if isinstance(summary.notes, list):
+        for text in summary.notes:
+            grid.add_row("note", text)
+    if isinstance(summary.verdict, str):
+        grid.add_row("verdict", summary.verdict)
+    return grid
+
+
+def _short(experiment: spec.Experiment) -> str:
+    workers = experiment.cluster.workers
+    return f"{spec.architecture_name(experiment.architecture)}-{workers}"
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

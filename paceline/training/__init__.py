@@ -1,0 +1,1 @@
+"""Training: the public calls, the loop of one worker, the server process, checkpoints."""

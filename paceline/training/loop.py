@@ -1,0 +1,202 @@
+"""The loop of one worker on a built-in workload. It uses `distribute` as any script would."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from paceline import data, models, spec
+from paceline.architectures import group
+from paceline.architectures.base import Architecture
+from paceline.data.scatter import ScatterLoader, describe
+from paceline.record import RunFolder
+from paceline.training import checkpoint, optimizers
+from paceline.training.evaluation import accuracy
+from paceline.training.schedule import learning_rate
+from paceline.training.session import Session
+from paceline.training.sharding import gradient_scale
+
+
+def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
+    """Train as `experiment` says, from the first step or from a checkpoint, to the last."""
+    workload, cluster = experiment.workload, experiment.cluster
+    prepare_compute(cluster, session)
+    torch.manual_seed(workload.seed)
+    dataset = open_data(workload)
+    model = build_model(workload, dataset)
+    optimizer = optimizers.build(workload.optimizer, model.parameters())
+    start = _resume(workload, model, optimizer)
+    original = model
+    model, optimizer = session.distribute(model, optimizer)
+    session.step = start
+
+    shares = list(cluster.shares) or [1.0] * cluster.workers
+    total = workload.global_batch_for(cluster.workers)
+    session.scale_gradients(gradient_scale(total, shares, session.rank))
+    num_steps = workload.num_steps(cluster.workers, len(dataset))
+    batches = _source(workload, dataset, shares, session).steps(start, num_steps)
+    worker = _Worker(experiment, session, model, optimizer, num_steps)
+    for step, (inputs, targets) in enumerate(_timed(batches, session), start):
+        worker.step(step, inputs, targets)
+        every = workload.checkpoint_every
+        if every and (step + 1) % every == 0 and step + 1 < num_steps:
+            with session.clock.paused():
+                worker.save(folder.path, step + 1, original)
+    worker.finish(original, len(dataset))
+    dataset.close()
+
+
+def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
+    """One thread per core of this worker's share; denormals, which are slow, count as zero."""
+    local_workers = max(1, min(session.identity.local_members, cluster.workers))
+    cores = len(os.sched_getaffinity(0))
+    pinned = cores < (os.cpu_count() or 1)
+    torch.set_num_threads(cluster.threads or (cores if pinned else max(1, cores // local_workers)))
+    torch.set_flush_denormal(True)
+
+
+def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
+    """The data set of a workload; synthetic samples take the shape the model expects."""
+    described = models.info(workload.model)
+    shape = workload.input_shape or None
+    if shape is None and described is not None and workload.data == "synthetic":
+        shape = described.input_shape
+    return data.open(
+        workload.data,
+        data_dir=Path(workload.data_dir) if workload.data_dir else None,
+        train=train,
+        seed=workload.seed,
+        input_shape=shape,
+        tokens=described.tokens if described is not None else False,
+    )
+
+
+def build_model(workload: spec.Workload, dataset: data.Dataset) -> nn.Module:
+    """The model in the layout that is fastest for it, unless the user chose one."""
+    model = models.build(
+        workload.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes
+    )
+    described = models.info(workload.model)
+    recommended = described is not None and described.channels_last
+    if workload.layout == "channels-last" or (workload.layout == "auto" and recommended):
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    if workload.compile:
+        model.compile()
+    return model
+
+
+class _Worker:
+    """What a step needs, kept together."""
+
+    def __init__(
+        self,
+        experiment: spec.Experiment,
+        session: Session,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_steps: int,
+    ) -> None:
+        self._workload, self._session = experiment.workload, session
+        self._model, self._optimizer, self._num_steps = model, optimizer, num_steps
+        self._device = next(model.parameters()).device
+        self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
+        model.train()
+
+    def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
+        """One optimizer step on this worker's part of the global batch."""
+        workload, session = self._workload, self._session
+        if self._random:  # a function of the step and the worker, so that resuming is exact
+            torch.manual_seed(hash((workload.seed, step, session.rank)) & 0x7FFF_FFFF_FFFF)
+        rate = learning_rate(
+            workload, step=step, num_steps=self._num_steps, workers=session.workers
+        )
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        inputs, targets = inputs.to(self._device), targets.to(self._device)
+        total = torch.zeros((), device=self._device)
+        pieces = workload.accumulate
+        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
+        for number, (part, labels) in enumerate(parts, 1):
+            with self._architecture.no_sync() if number < len(parts) else nullcontext():
+                with self._precision():
+                    loss = _loss(self._model(part), labels) * (len(part) / len(inputs))
+                loss.backward()
+            total += loss.detach()
+        if workload.clip_norm:
+            self._architecture.clip(workload.clip_norm)
+        session.report_loss(total)
+        self._optimizer.step()
+
+    def save(self, run: Path, next_step: int, model: nn.Module) -> None:
+        self._architecture.settle()
+        if self._session.rank == 0:
+            checkpoint.save(run, step=next_step, model=model, optimizer=self._optimizer)
+
+    def finish(self, model: nn.Module, num_samples: int) -> None:
+        """Bring the weights to rest, and measure them where asked."""
+        session, workload = self._session, self._workload
+        self._architecture.settle()
+        if session.recorder is None or session.rank != 0:
+            return
+        results = session.recorder.member.results
+        results["num_samples"] = float(num_samples)
+        if workload.evaluate:
+            test = open_data(workload, train=False)
+            results.update(accuracy(model, test, self._device))
+            test.close()
+
+    @property
+    def _architecture(self) -> Architecture:
+        assert self._session.architecture is not None
+        return self._session.architecture
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._workload.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+
+
+def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy; for rows of tokens, over every place of every row."""
+    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def _source(
+    workload: spec.Workload, dataset: data.Dataset, shares: list[float], session: Session
+) -> data.BatchSource:
+    total = workload.global_batch_for(len(shares))
+    batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
+    if workload.reading == "each" or session.workers == 1:
+        return data.Loader(dataset, batches, data.part_of(session.rank, shares))
+    group.join(session.context(torch.device("cpu")), "gloo")
+    own = dataset if session.rank == 0 else None
+    slices: list[Callable[[int], slice]] = [
+        data.part_of(rank, shares) for rank in range(session.workers)
+    ]
+    return ScatterLoader(own, describe(own), batches, slices)
+
+
+def _timed(batches: Iterator[data.Batch], session: Session) -> Iterator[data.Batch]:
+    """The same batches, with the wait for each counted as input."""
+    while True:
+        session.clock.enter("input")
+        batch = next(batches, None)
+        session.clock.enter("other")
+        if batch is None:
+            return
+        yield batch
+
+
+def _resume(workload: spec.Workload, model: nn.Module, optimizer: Optimizer) -> int:
+    if not workload.resume:
+        return 0
+    newest = checkpoint.latest(Path(workload.resume))
+    return checkpoint.load(newest, model=model, optimizer=optimizer)

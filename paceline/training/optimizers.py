@@ -1,0 +1,29 @@
+"""Torch's optimizers by the names of `spec.Optimizer`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline import spec
+
+TABLE: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+def build(options: spec.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer, in torch's fused form where it has one: one pass over the weights."""
+    keywords: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+    if options.momentum:
+        keywords["momentum"] = options.momentum
+    if options.nesterov:
+        keywords["nesterov"] = True
+    if options.name != "rmsprop":
+        keywords["fused"] = True
+    return TABLE[options.name](parameters, **keywords)

@@ -1,0 +1,71 @@
+"""The store: where members leave each other notes before they can talk, and after they are done.
+
+torch's TCPStore, kept by worker 0 or by the launcher where it has one. Values are text; nothing
+read from it is unpickled.
+"""
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from paceline.errors import DeadlineError
+from paceline.launch import Identity
+
+DEADLINE_SECONDS = 120.0
+LEAVE_SECONDS = 60.0
+
+
+def open_store(identity: Identity) -> Store | None:
+    """Meet the others; None for a job of one member."""
+    if identity.workers + identity.servers == 1:
+        return None
+    address, _, port = identity.coordinator.rpartition(":")
+    options: dict[str, Any] = {}
+    if keeps(identity) and identity.coordinator_descriptor >= 0:
+        options["master_listen_fd"] = identity.coordinator_descriptor
+    try:
+        return TCPStore(
+            address,
+            int(port),
+            is_master=keeps(identity),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=DEADLINE_SECONDS),
+            **options,
+        )
+    except (DistError, RuntimeError) as error:
+        who = f"worker0 at {identity.coordinator}"
+        raise DeadlineError("meeting at the store", DEADLINE_SECONDS, [who]) from error
+
+
+def keeps(identity: Identity) -> bool:
+    """Whether the store lives in this process."""
+    return identity.index == 0 and not identity.store_is_kept
+
+
+def leave(store: Store, identity: Identity) -> None:
+    """Say that this member is done; worker 0 waits for all, for others may still need the store."""
+    store.set(f"left/{identity.name}", "")
+    if identity.index != 0:
+        return
+    names = [f"left/worker{rank}" for rank in range(identity.workers)]
+    names += [f"left/server{rank}" for rank in range(identity.servers)]
+    # A member that failed never says so here; the launcher has already seen it.
+    with contextlib.suppress(DistError, RuntimeError):
+        store.wait(names, timedelta(seconds=LEAVE_SECONDS))
+
+
+def agree(store: Store | None, identity: Identity, key: str, value: str | None) -> str:
+    """Worker 0's `value`, on every member."""
+    if identity.index == 0:
+        assert value is not None, "worker 0 brings the value"
+        if store is not None:
+            store.set(key, value)
+        return value
+    assert store is not None, "a job of several members has a store"
+    try:
+        return bytes(store.get(key)).decode()
+    except (DistError, RuntimeError) as error:
+        raise DeadlineError(f"learning {key}", DEADLINE_SECONDS, ["worker0"]) from error
