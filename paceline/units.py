@@ -64,9 +64,9 @@ def format_seconds(seconds: float) -> str:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    if seconds >= 1:
+    if seconds >= 0.9995:  # what three digits would round up to the next unit
         return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
+    if seconds >= 0.9995e-3:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds * 1e6:.3g} us"
 
@@ -78,7 +78,7 @@ def _split(text: str) -> tuple[float, str]:
 
 def _scaled(amount: float, unit: str, base: float, prefixes: tuple[str, ...]) -> str:
     for prefix in prefixes[:-1]:
-        if abs(amount) < base:
+        if abs(amount) < 0.9995 * base:
             return f"{amount:.3g} {prefix}{unit}"
         amount /= base
     return f"{amount:.3g} {prefixes[-1]}{unit}"
