@@ -1,0 +1,230 @@
+"""Per-layer times and operations of a model: what `paceline profile` measures and estimates spread.
+
+A *layer* is a module that owns parameters. Forward time runs from one layer's start to the next
+one's, so modules without parameters count with the layer before them; backward time runs from one
+layer's last gradient to the next layer's. Both parts add up to the whole pass.
+
+Results are plain tuples, and only torch is needed, so that this runs on a machine that has nothing
+else installed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class LayerTimes(NamedTuple):
+    """One layer, with the median over the repeats."""
+
+    name: str
+    forward_seconds: float
+    backward_seconds: float
+    parameter_bytes: int
+
+
+class LayerOperations(NamedTuple):
+    """One layer, with the operations of one sample's forward pass."""
+
+    name: str
+    operations: float
+    parameter_bytes: int
+
+
+class _Moments(Protocol):
+    """A way to remember moments of the device's own time."""
+
+    def mark(self) -> object: ...
+
+    def seconds(self, start: object, end: object) -> float: ...
+
+
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters(recurse=False) if p.requires_grad]
+
+
+class FoundLayer(NamedTuple):
+    """A module and its own parameters; shared ones belong to the first that has them."""
+
+    name: str
+    module: nn.Module
+    parameters: list[nn.Parameter]
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.parameters)
+
+
+def layers_in_order(model: nn.Module, sample: Tensor) -> list[FoundLayer]:
+    """Modules that own parameters, in the order a forward pass of `sample` first enters them."""
+    names = {module: name for name, module in model.named_modules() if own_parameters(module)}
+    order: list[FoundLayer] = []
+    owned: set[nn.Parameter] = set()
+
+    def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        new = [p for p in own_parameters(module) if p not in owned]
+        name = names.pop(module, None)
+        if name is not None and new:
+            owned.update(new)
+            order.append(FoundLayer(name, module, new))
+
+    handles = [module.register_forward_pre_hook(seen) for module in list(names)]
+    try:
+        with torch.no_grad():
+            model(sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return order
+
+
+def count_operations(model: nn.Module, sample: Tensor) -> list[LayerOperations]:
+    """Operations of each layer's forward pass per sample; works on meta tensors, without computing.
+
+    Convolutions and matrix products count two per multiply-add, other layers eight per output.
+    """
+    counts: list[LayerOperations] = []
+    handles = []
+    for layer in layers_in_order(model, sample):
+
+        def count(_: object, inputs: object, output: Tensor, layer: FoundLayer = layer) -> None:
+            operations = 8.0 * output.numel() / sample.shape[0]
+            if isinstance(layer.module, nn.Conv2d | nn.Linear):
+                weight = layer.module.weight
+                operations *= weight.numel() / weight.shape[0] / 4
+            counts.append(LayerOperations(layer.name, operations, layer.parameter_bytes))
+
+        handles.append(layer.module.register_forward_hook(count))
+    try:
+        with torch.no_grad():
+            model(sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return counts
+
+
+def measure_layers(
+    model: nn.Module,
+    sample: Tensor,
+    target: Tensor,
+    *,
+    autocast: bool = False,
+    warmup: int = 5,
+    repeats: int = 15,
+) -> list[LayerTimes]:
+    """Forward and backward seconds of each layer on the device where `sample` lies."""
+    moments: _Moments = _CudaMoments() if sample.is_cuda else _HostMoments()
+    probe = _Probe(model, sample, moments)
+    loss_of = nn.CrossEntropyLoss()
+
+    def one_pass() -> None:
+        model.zero_grad(set_to_none=True)
+        probe.starts.append(moments.mark())
+        with torch.autocast(sample.device.type, torch.bfloat16, enabled=autocast):
+            loss = loss_of(model(sample), target)
+        probe.turn = moments.mark()
+        loss.backward()
+
+    try:
+        times = [probe.times(one_pass) for _ in range(warmup + repeats)][warmup:]
+    finally:
+        probe.remove()
+    medians = [[statistics.median(column) for column in zip(*rows, strict=True)]
+               for rows in zip(*times, strict=True)]  # fmt: skip
+    return [
+        LayerTimes(layer.name, forward, backward, layer.parameter_bytes)
+        for layer, (forward, backward) in zip(probe.layers, medians, strict=True)
+    ]
+
+
+def measure_step(
+    model: nn.Module, sample: Tensor, target: Tensor, *, autocast: bool = False, repeats: int = 15
+) -> float:
+    """Median seconds of a whole forward and backward pass, without any hook."""
+    moments: _Moments = _CudaMoments() if sample.is_cuda else _HostMoments()
+    loss_of, taken = nn.CrossEntropyLoss(), []
+    for _ in range(repeats):
+        model.zero_grad(set_to_none=True)
+        start = moments.mark()
+        with torch.autocast(sample.device.type, torch.bfloat16, enabled=autocast):
+            loss = loss_of(model(sample), target)
+        loss.backward()
+        taken.append((start, moments.mark()))
+    return statistics.median(moments.seconds(start, end) for start, end in taken)
+
+
+class _Probe:
+    """Hooks that mark when each layer starts forward and when its last gradient is there."""
+
+    def __init__(self, model: nn.Module, sample: Tensor, moments: _Moments) -> None:
+        self._moments = moments
+        self.layers = layers_in_order(model, sample)
+        self.starts: list[object] = []
+        self.turn: object = None
+        self._entered: dict[int, object] = {}
+        self._ready: dict[int, object] = {}
+        self._handles = []
+        for index, layer in enumerate(self.layers):
+            enter = self._marker(self._entered, index, first=True)
+            self._handles.append(layer.module.register_forward_pre_hook(enter))
+            for parameter in layer.parameters:
+                ready = self._marker(self._ready, index, first=False)
+                hook = parameter.register_post_accumulate_grad_hook  # type: ignore[no-untyped-call]
+                self._handles.append(hook(ready))
+
+    def _marker(self, into: dict[int, object], index: int, *, first: bool) -> Callable[..., None]:
+        def mark(*_: object) -> None:
+            if not first or index not in into:
+                into[index] = self._moments.mark()
+
+        return mark
+
+    def times(self, one_pass: Callable[[], None]) -> list[tuple[float, float]]:
+        """Forward and backward seconds of each layer in one pass."""
+        self._entered.clear()
+        self._ready.clear()
+        self.starts.clear()
+        one_pass()
+        seconds = self._moments.seconds
+        # The first layer also takes what comes before it, the last what comes after it.
+        edges = [self.starts[0], *(self._entered[i] for i in range(1, len(self.layers))), self.turn]
+        forward = [seconds(a, b) for a, b in pairwise(edges)]
+        since_turn = {i: seconds(self.turn, moment) for i, moment in self._ready.items()}
+        backward, before = [0.0] * len(self.layers), 0.0
+        for index in sorted(since_turn, key=lambda i: since_turn[i]):
+            backward[index], before = since_turn[index] - before, since_turn[index]
+        return list(zip(forward, backward, strict=True))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+class _HostMoments:
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: object, end: object) -> float:
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return end - start
+
+
+class _CudaMoments:
+    """CUDA events: moments of the stream, whatever the host is doing meanwhile."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, start: object, end: object) -> float:
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
