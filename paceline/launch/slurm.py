@@ -5,7 +5,10 @@ allocation, not this process.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
+
+import msgspec
 
 from paceline.errors import SpecError
 from paceline.launch.identity import Identity, from_launcher, integer
@@ -14,6 +17,60 @@ FIRST_PORT, PORTS = 16384, 16000
 """Below 32768, where Linux begins to hand out ports by itself."""
 
 STEP_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+
+
+class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch script asks Slurm for."""
+
+    command: tuple[str, ...]
+    """What every member runs: `paceline train …`, `paceline run …` or a script of the user's."""
+
+    workers: int
+    servers: int = 0
+    hosts: int = 1
+    cores: int = 1
+    """Cores of each member."""
+
+    gpus: int = 0
+    """GPUs of each member."""
+
+    name: str = "paceline"
+    partition: str = ""
+    time: str = ""
+    """Longest time it may take, as Slurm writes it: "30" (minutes), "2:00:00", "1-12"."""
+
+
+def batch_script(job: BatchJob) -> str:
+    """The script for `sbatch`: one task per member, the last ones servers."""
+    members = job.workers + job.servers
+    if not job.command:
+        fix = "write it after two dashes: `paceline slurm --workers 2 -- paceline train …`."
+        raise SpecError("paceline slurm", "there is no command to run.", fix)
+    if job.workers < 1 or job.servers < 0 or not 1 <= job.hosts <= members:
+        given = f"{job.workers} workers and {job.servers} servers on {job.hosts} hosts"
+        fix = "ask for at least one worker, and at most as many hosts as members."
+        raise SpecError("paceline slurm", f"{given} cannot be placed.", fix)
+    asked = {
+        "job-name": job.name,
+        "nodes": job.hosts,
+        "ntasks": members,
+        "cpus-per-task": job.cores,
+        "gpus-per-task": job.gpus,
+        "partition": job.partition,
+        "time": job.time,
+        "output": "%x-%j.out",
+    }
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH --{option}={value}" for option, value in asked.items() if value]
+    lines += [
+        "set -euo pipefail",
+        "# The job's secret: members that do not know it are refused.",
+        "PACELINE_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",
+        f"export PACELINE_KEY PACELINE_SERVERS={job.servers} OMP_NUM_THREADS={job.cores}",
+        "# A lost member ends the step, so that nobody waits for it until the time is up.",
+        f"srun --kill-on-bad-exit=1 --cpus-per-task={job.cores} {shlex.join(job.command)}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def identify(environ: Mapping[str, str]) -> Identity | None:
@@ -28,6 +85,9 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
     if node >= len(tasks):
         problem = f"host number {node} is not among {environ['SLURM_STEP_TASKS_PER_NODE']}."
         raise SpecError("SLURM_NODEID", problem, "start members with one srun.")
+    # Task 0 is on the first host of a step, whatever the distribution. A host's name need not mean
+    # anything outside Slurm, so it is not used where loopback does.
+    first = "127.0.0.1" if tasks[node] == members else hosts[0]
     return from_launcher(
         environ,
         "srun",
@@ -35,8 +95,7 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
         members=members,
         local_index=integer(environ, "SLURM_LOCALID", 0),
         local_members=tasks[node],
-        # Task 0 is on the first host of a step, whatever the distribution.
-        coordinator=f"{hosts[0]}:{_port(environ)}",
+        coordinator=f"{first}:{_port(environ)}",
         host=environ.get("SLURMD_NODENAME", hosts[min(node, len(hosts) - 1)]),
     )
 
