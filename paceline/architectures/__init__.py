@@ -13,9 +13,10 @@ from paceline.errors import SpecError
 
 TABLE: dict[str, str] = {
     "single": "paceline.architectures.single:SingleArchitecture",
-    "ring": "paceline.architectures.ring:RingArchitecture",
+    "ring": "paceline.architectures.ring:build",
+    "average": "paceline.architectures.average:AverageArchitecture",
 }
-"""Name -> class with `(options, context)`, loaded when asked for."""
+"""Name -> what makes one from `(options, context)`, loaded when asked for."""
 
 SERVERS: dict[str, str] = {}
 """Name -> main function `(options, context) -> counters` of its server members."""

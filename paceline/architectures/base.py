@@ -33,6 +33,15 @@ class Context:
     deadline_seconds: float = 120.0
     """How long any wait for another member may take."""
 
+    weight: Callable[[], float] = lambda: 1.0
+    """What this worker's gradients of the current step count, an equal part being 1."""
+
+    members_changed: Callable[[tuple[int, ...], tuple[int, ...]], None] = lambda members, lost: None
+    """Called on every survivor, in the step that lost them: ranks that go on, and ranks lost.
+
+    From the next step on the survivors share the whole batch.
+    """
+
 
 class Architecture(Protocol):
     """One worker's side. Made once per job, by the table in `architectures`."""
@@ -58,7 +67,8 @@ class Architecture(Protocol):
     def settle(self) -> None:
         """Called before weights are read outside a training forward (evaluation, checkpoint).
 
-        After it this worker's weights are the ones of its last step, complete.
+        Every worker calls it after the same step, so it may exchange. After it this worker's
+        weights are the ones of its last step, complete.
         """
 
     def counters(self) -> dict[str, object]:

@@ -9,7 +9,16 @@ from torch.optim import Optimizer
 
 from paceline import spec
 from paceline.architectures import group
-from paceline.architectures.base import Context
+from paceline.architectures.base import Architecture, Context
+
+
+def build(options: spec.Ring, context: Context) -> Architecture:
+    """Torch's reducer over gloo or NCCL, or ours over MPI."""
+    if options.backend == "mpi":
+        from paceline.architectures.mpi import MpiRingArchitecture  # an extra
+
+        return MpiRingArchitecture(options, context)
+    return RingArchitecture(options, context)
 
 
 class RingArchitecture:

