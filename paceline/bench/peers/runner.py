@@ -1,0 +1,186 @@
+"""Run a peer: start its processes (its servers too), end them, leave a run folder like ours."""
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from paceline import spec
+from paceline.bench.peers import Peer, versions
+from paceline.bench.peers.export import export
+from paceline.bench.peers.job import VARIABLE
+from paceline.errors import SpecError
+from paceline.launch import (
+    Identity,
+    MemberCommand,
+    Output,
+    share_cores,
+    supervise,
+    to_environment,
+)
+from paceline.record import PHASES, Event, RunFolder, summarise
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_SECONDS = 1800.0
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one member of a peer runs."""
+
+    host: str
+    address: str
+    prefix: tuple[str, ...] = ()
+    """Words before its command line, such as those that enter a network namespace."""
+
+    owns_interfaces: bool = False
+
+
+def run(
+    experiment: spec.Experiment,
+    peer: Peer,
+    path: Path,
+    *,
+    python: str = sys.executable,
+    places: Sequence[Place] = (),
+    output: Output = lambda name, line: None,
+    tick: Callable[[], None] = lambda: None,
+) -> RunFolder:
+    """Train `experiment` with `peer` and leave its record in `path`, which must not exist.
+
+    Without `places` all members run on this machine. The experiment's architecture gives way to the
+    peer's own.
+    """
+    found = versions(peer, python)
+    experiment = adapt(experiment, peer)
+    workers, servers = experiment.cluster.workers, _servers(experiment, peer)
+    here = [Place(host=socket.gethostname(), address="127.0.0.1")] * (workers + servers)
+    cores = share_cores(workers)
+    threads = experiment.cluster.threads or len(cores[0]) or len(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-peer-")))
+        addresses = _addresses(list(places) or here)
+        export(experiment, work, addresses=addresses, threads=threads)
+        folder = RunFolder.create(path, experiment)
+        shown = ", ".join(f"{name} {version}" for name, version in found.items())
+        text = f"measured with a peer, {peer.title} ({shown}), not with Paceline"
+        folder.add_event(Event(time_seconds=0.0, member="worker0", kind="note", text=text))
+        members = [
+            Identity(
+                index=index,
+                workers=workers,
+                servers=servers,
+                host=place.host,
+                address=place.address,
+                coordinator=addresses[0],
+                local_index=0 if places else index,
+                local_members=1 if places else workers + servers,
+                launcher="paceline",
+                run=str(path.absolute()),
+                owns_interfaces=place.owns_interfaces,
+            )
+            for index, place in enumerate(list(places) or here)
+        ]
+        commands = [
+            _command(peer, member, python, work, threads, cores, prefix=place.prefix)
+            for member, place in zip(members, list(places) or here, strict=True)
+        ]
+        if peer.name == "horovod":
+            commands = [_horovodrun(commands[0], python, workers)]
+        status = "failed"
+        try:
+            supervise(commands, output=output, tick=tick, deadline_seconds=DEADLINE_SECONDS)
+            status = "finished"
+        finally:
+            _summarise(folder, peer, status)
+    return folder
+
+
+def adapt(experiment: spec.Experiment, peer: Peer) -> spec.Experiment:
+    """The experiment as the peer runs it: our architecture that does the same, its own servers."""
+    workers, servers = experiment.cluster.workers, experiment.cluster.servers
+    if peer.one_worker_only and workers > 1:
+        problem = f"{peer.name} is one process, and {workers} workers are asked for."
+        raise SpecError("peers", problem, "compare it with 1 worker.")
+    return spec.replace(
+        experiment,
+        architecture=peer.like,
+        servers=max(1, servers) if peer.takes_servers else 0,
+    )
+
+
+def _servers(experiment: spec.Experiment, peer: Peer) -> int:
+    """Members besides the workers: servers, and the coordinator that drives them."""
+    return experiment.cluster.servers + 1 if peer.takes_servers else 0
+
+
+def _addresses(places: Sequence[Place]) -> tuple[str, ...]:
+    """A free port at every place: found and let go, as the frameworks take no open socket.
+
+    A host of its own has all ports free.
+    """
+    addresses, held = [], ExitStack()
+    for index, place in enumerate(places):
+        port = 20_000 + index
+        if not place.owns_interfaces:
+            probe = held.enter_context(socket.socket())
+            probe.bind((place.address, 0))
+            port = probe.getsockname()[1]
+        addresses.append(f"{place.address}:{port}")
+    held.close()
+    return tuple(addresses)
+
+
+def _command(
+    peer: Peer,
+    identity: Identity,
+    python: str,
+    work: Path,
+    threads: int,
+    cores: Sequence[tuple[int, ...]],
+    *,
+    prefix: tuple[str, ...],
+) -> MemberCommand:
+    environment = {
+        **os.environ,
+        **to_environment(identity),
+        VARIABLE: str(work),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(PACKAGE_ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "",
+        # Between members only: a proxy for the world outside would swallow gRPC's calls.
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        "no_proxy": "*",
+    }
+    return MemberCommand(
+        name=identity.name,
+        argv=(*prefix, python, "-m", peer.module),
+        environment=environment,
+        cores=cores[identity.rank] if identity.role == "worker" else (),
+    )
+
+
+def _horovodrun(first: MemberCommand, python: str, workers: int) -> MemberCommand:
+    """Horovod starts its own workers; they find their number in its variables."""
+    launcher = str(Path(python).parent / "horovodrun")
+    argv = (launcher, "-np", str(workers), "--gloo", *first.argv)
+    return MemberCommand(name="horovodrun", argv=argv, environment=first.environment)
+
+
+def _summarise(folder: RunFolder, peer: Peer, status: str) -> None:
+    """The summary under the peer's name, without the phases that nobody could see."""
+    summary = summarise(folder, status)
+    summary.architecture = peer.name
+    if isinstance(summary.breakdown_seconds, dict):
+        names = {m.name for m in summary.members}
+        seen = {p for n in names for s in folder.steps(n)[:1] for p in s.breakdown_seconds}
+        summary.breakdown_seconds = {
+            phase: summary.breakdown_seconds[phase] for phase in PHASES if phase in seen
+        }
+    folder.write_summary(summary)
