@@ -4,20 +4,17 @@
 links and accelerators; `predict` runs the same protocol code on a virtual clock.
 """
 
-import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, supervise
-from paceline.record import RunFolder, summarise
-
-Progress = Callable[[int], None]
-"""Called with the number of steps that are done."""
+from paceline.launch import Output, check_container, inside, supervise
+from paceline.record import RunFolder
+from paceline.record.following import Progress, StepCounter, recorded
 
 
 class Engine(Protocol):
@@ -41,6 +38,7 @@ class Engine(Protocol):
 
 ENGINES: dict[str, str] = {
     "here": "paceline.engines:here",
+    "tunnel": "paceline.tunnel.engine:tunnel",
 }
 
 
@@ -72,41 +70,15 @@ def here(
     """Real processes on this machine."""
     from paceline.training.jobs import local_commands
 
+    container = experiment.cluster.container
+    check_container(container)
     folder = RunFolder.create(path, experiment)
     with socket.socket() as coordinator, recorded(folder):
         coordinator.bind(("127.0.0.1", 0))
         coordinator.listen(128)
         commands = local_commands(experiment, folder, coordinator, script)
-        supervise(commands, output=output, tick=StepCounter(folder, progress))
+        with inside(container, commands, [folder.path.absolute()]) as started:
+            if container:  # worker 0 cannot inherit the socket there: it opens the port itself
+                coordinator.close()
+            supervise(started, output=output, tick=StepCounter(folder, progress))
     return folder
-
-
-class recorded:  # noqa: N801 - reads as a word in a with statement
-    """Leaves the summary of what happened, however the block ends."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        summarise(self._folder, "finished" if kind is None else "failed")
-
-
-class StepCounter:
-    """Counts worker 0's steps from its file as it grows, and reports each change."""
-
-    def __init__(self, folder: RunFolder, progress: Progress) -> None:
-        self._path = folder.path / "members" / "worker0.steps.jsonl"
-        self._progress, self._offset, self._steps = progress, 0, 0
-
-    def __call__(self) -> None:
-        if not self._path.exists() or os.path.getsize(self._path) == self._offset:
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        self._offset += len(new)
-        self._steps += new.count(b"\n")
-        self._progress(self._steps)

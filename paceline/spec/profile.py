@@ -17,7 +17,7 @@ SHIPPED = Path(__file__).parent.parent / "predict" / "profiles"
 """Profiles that come with Paceline, named DEVICE-MODEL-PRECISION.json."""
 
 
-class Layer(Spec, frozen=True):
+class Layer(Spec, frozen=True, kw_only=True):
     """One module that owns parameters, with the time of the modules without any after it."""
 
     name: str
@@ -28,7 +28,7 @@ class Layer(Spec, frozen=True):
     parameter_bytes: int
 
 
-class DeviceProfile(Spec, frozen=True):
+class DeviceProfile(Spec, frozen=True, kw_only=True):
     """Times of all layers at one batch size, in the order of the forward pass."""
 
     device: str

@@ -14,12 +14,13 @@ from paceline import data, models, spec
 from paceline.architectures import group
 from paceline.architectures.base import Architecture
 from paceline.data.scatter import ScatterLoader, describe
+from paceline.models.emulated import SkippedUpdates, model_for
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.evaluation import accuracy
 from paceline.training.schedule import learning_rate
 from paceline.training.session import Session
-from paceline.training.sharding import gradient_scale
+from paceline.training.sharding import division
 
 
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
@@ -27,21 +28,27 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     workload, cluster = experiment.workload, experiment.cluster
     prepare_compute(cluster, session)
     torch.manual_seed(workload.seed)
-    dataset = open_data(workload)
-    model = build_model(workload, dataset)
-    optimizer = optimizers.build(workload.optimizer, model.parameters())
-    start = _resume(workload, model, optimizer)
+    emulated = model_for(experiment, session.identity.name)
+    if emulated is None:
+        dataset = open_data(workload)
+        model = build_model(workload, dataset)
+        optimizer = optimizers.build(workload.optimizer, model.parameters())
+        start = _resume(workload, model, optimizer)
+    else:
+        session.note("emulated device: no data, gradients or updates are computed, loss unknown")
+        dataset, start = data.open("synthetic", input_shape=(1,)), 0
+        model, optimizer = emulated, SkippedUpdates(emulated.parameters(), lr=0.0)
     original = model
     model, optimizer = session.distribute(model, optimizer)
     session.step = start
 
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
-    session.scale_gradients(gradient_scale(total, shares, session.rank))
     num_steps = workload.num_steps(cluster.workers, len(dataset))
     batches = _source(workload, dataset, shares, session).steps(start, num_steps)
-    worker = _Worker(experiment, session, model, optimizer, num_steps)
+    worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
     for step, (inputs, targets) in enumerate(_timed(batches, session), start):
+        session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
         every = workload.checkpoint_every
         if every and (step + 1) % every == 0 and step + 1 < num_steps:
@@ -102,11 +109,13 @@ class _Worker:
         model: nn.Module,
         optimizer: Optimizer,
         num_steps: int,
+        knows_loss: bool,
     ) -> None:
         self._workload, self._session = experiment.workload, session
         self._model, self._optimizer, self._num_steps = model, optimizer, num_steps
         self._device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
+        self._knows_loss = knows_loss
         model.train()
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
@@ -132,7 +141,8 @@ class _Worker:
             total += loss.detach()
         if workload.clip_norm:
             self._architecture.clip(workload.clip_norm)
-        session.report_loss(total)
+        if self._knows_loss:
+            session.report_loss(total)
         self._optimizer.step()
 
     def save(self, run: Path, next_step: int, model: nn.Module) -> None:
@@ -175,7 +185,12 @@ def _source(
     total = workload.global_batch_for(len(shares))
     batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
     if workload.reading == "each" or session.workers == 1:
-        return data.Loader(dataset, batches, data.part_of(session.rank, shares))
+
+        def own_part(count: int) -> slice:
+            there, place = division(shares, session)
+            return data.split(count, there)[place]
+
+        return data.Loader(dataset, batches, own_part)
     group.join(session.context(torch.device("cpu")), "gloo")
     own = dataset if session.rank == 0 else None
     slices: list[Callable[[int], slice]] = [

@@ -1,0 +1,180 @@
+"""The engine `tunnel`: the same members as `here`, on emulated hosts, links and accelerators.
+
+Hosts are built, every link is measured, and members are started inside by the launcher that starts
+them anywhere else. Each member records its own host's interface; this process changes links when a
+fault says so, and leaves nothing behind.
+"""
+
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from paceline import spec
+from paceline.launch import Identity, MemberCommand, Output, supervise
+from paceline.launch.identity import member_name
+from paceline.record import Event, RunFolder
+from paceline.record.following import Progress, StepCounter, recorded
+from paceline.spec.hosts import PlacedHost, host_of, place
+from paceline.training.jobs import command
+from paceline.tunnel.hosts import HostPlan, Tunnel
+from paceline.tunnel.namespaces import call_in, require_rights
+from paceline.tunnel.verify import LinkCheck, measure_links
+from paceline.units import format_bandwidth
+
+
+def tunnel(
+    experiment: spec.Experiment,
+    path: Path,
+    *,
+    script: Sequence[str] = (),
+    output: Output,
+    progress: Progress,
+) -> RunFolder:
+    """Run the experiment on emulated hosts."""
+    require_rights()
+    hosts = place(experiment)
+    with Tunnel(_plans(experiment, hosts), _uplink(experiment)) as network:
+        checks = measure_links(network)
+        folder = RunFolder.create(path, experiment)
+        _describe(folder, experiment, checks)
+        with recorded(folder), _coordinator(network, hosts[0].name) as coordinator:
+            identities = _identities(experiment, folder, network, hosts, coordinator)
+            commands = [_command(experiment, identity, network, script) for identity in identities]
+            watchers = [StepCounter(folder, progress), *_link_faults(experiment, folder, network)]
+
+            def tick() -> None:
+                for watcher in watchers:
+                    watcher()
+
+            supervise(commands, output=output, tick=tick)
+    return folder
+
+
+def _plans(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> list[HostPlan]:
+    dilation = experiment.cluster.dilation
+    return [
+        HostPlan(name=host.name, link=_dilated(host.link, dilation), rack=host.rack)
+        for host in hosts
+    ]
+
+
+def _uplink(experiment: spec.Experiment) -> spec.Link | None:
+    cluster = experiment.cluster
+    if not cluster.uplink:
+        return None
+    return _dilated(spec.parse_link(cluster.uplink, "[cluster], uplink"), cluster.dilation)
+
+
+def _dilated(link: spec.Link, dilation: float) -> spec.Link:
+    return spec.Link(
+        bandwidth_bits_per_second=link.bandwidth_bits_per_second / dilation,
+        latency_seconds=link.latency_seconds * dilation,
+    )
+
+
+def _coordinator(network: Tunnel, host: str) -> socket.socket:
+    """A listening socket inside the first host; worker 0 inherits it for the store."""
+    address = network.address(host)
+    return call_in(network.namespace(host), lambda: socket.create_server((address, 0), backlog=128))
+
+
+def _identities(
+    experiment: spec.Experiment,
+    folder: RunFolder,
+    network: Tunnel,
+    hosts: Sequence[PlacedHost],
+    coordinator: socket.socket,
+) -> list[Identity]:
+    """Who every member is: its host's name and address, its number there."""
+    workers, servers = experiment.cluster.workers, experiment.num_servers
+    address, port = coordinator.getsockname()
+    key, identities = secrets.token_hex(32), []
+    by_member = {member: host for host in hosts for member in host.members}
+    for index in range(workers + servers):
+        name = member_name(index, workers)
+        host = by_member[name]
+        identities.append(
+            Identity(
+                index=index,
+                workers=workers,
+                servers=servers,
+                host=host.name,
+                address=network.address(host.name),
+                coordinator=f"{address}:{port}",
+                coordinator_descriptor=coordinator.fileno() if index == 0 else -1,
+                local_index=host.members.index(name),
+                local_members=len(host.members),
+                launcher="paceline",
+                run=str(folder.path.absolute()),
+                key=key,
+                owns_interfaces=True,
+            )
+        )
+    return identities
+
+
+def _command(
+    experiment: spec.Experiment, identity: Identity, network: Tunnel, script: Sequence[str]
+) -> MemberCommand:
+    """The member's ordinary command, started inside its host."""
+    threads = experiment.cluster.threads or 1
+    made = command(identity, experiment.architecture, threads=threads, script=script)
+    # torch looks up names of peers in the log only; emulated hosts have none to find.
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **made.environment}
+    argv = tuple(network.command(identity.host, made.argv))
+    return msgspec.structs.replace(made, argv=argv, environment=environment)
+
+
+def _describe(folder: RunFolder, experiment: spec.Experiment, checks: Sequence[LinkCheck]) -> None:
+    """Put what is emulated into the record, with the rates as measured."""
+    worst = max((abs(check.off_fraction) for check in checks), default=0.0)
+    rates = sorted({check.asked_bits_per_second for check in checks})
+    shown = ", ".join(format_bandwidth(rate) for rate in rates)
+    _note(folder, f"tunnel: links of {shown}, measured within {worst:.1%} before the run")
+    dilation = experiment.cluster.dilation
+    if dilation != 1:
+        text = f"dilation {dilation:g}: links and emulated devices ran that much slower; "
+        _note(folder, text + "times and rates are reported as if they had not")
+
+
+def _note(folder: RunFolder, text: str, kind: str = "note", step: int | None = None) -> None:
+    now = time.monotonic()
+    folder.add_event(Event(time_seconds=now, member="tunnel", kind=kind, text=text, step=step))
+
+
+def _link_faults(
+    experiment: spec.Experiment, folder: RunFolder, network: Tunnel
+) -> list[StepCounter]:
+    """One follower for each link that changes at a step of the member it belongs to."""
+    followers = []
+    for fault in experiment.faults:
+        if fault.kind != "link":
+            continue
+        link = _dilated(spec.parse_link(fault.link, "[[faults]]"), experiment.cluster.dilation)
+        host = host_of(experiment, fault.member).name
+        change = _LinkChange(network, folder, host, link, fault.at_step)
+        follows = fault.member if fault.member.startswith("worker") else "worker0"
+        followers.append(StepCounter(folder, change, follows))
+    return followers
+
+
+class _LinkChange:
+    """Gives a host's cable another rate, once, when its member has done enough steps."""
+
+    def __init__(
+        self, network: Tunnel, folder: RunFolder, host: str, link: spec.Link, at_step: int
+    ) -> None:
+        self._network, self._folder, self._host = network, folder, host
+        self._link, self._at_step, self._done = link, at_step, False
+
+    def __call__(self, steps: int) -> None:
+        if self._done or steps < self._at_step:
+            return
+        self._done = True
+        self._network.reshape(self._host, self._link)
+        text = f"link of {self._host} now {format_bandwidth(self._link.bandwidth_bits_per_second)}"
+        _note(self._folder, text, "link", steps)
