@@ -16,15 +16,20 @@ class StepClock:
     `enter` is called by the training thread alone. `ready` may be called from autograd's threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dilation: float = 1.0) -> None:
+        """`dilation`: how many times slower than reported the emulated world runs."""
+        self._dilation = dilation
         self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
         self._phase = OTHER
-        self._since = self._start = time.monotonic()
+        self._since = self._start = self._now()
         self._ready: float | None = None
+
+    def _now(self) -> float:
+        return time.monotonic() / self._dilation
 
     def enter(self, phase: str) -> None:
         """The time since the last call was the last phase's; what follows is `phase`'s."""
-        now = time.monotonic()
+        now = self._now()
         since = self._since
         if self._phase == "backward" and self._ready is not None and phase != "backward":
             # backward() returns when the exchange it overlaps is done; its own part ended earlier.
@@ -36,20 +41,20 @@ class StepClock:
 
     def ready(self) -> None:
         """A gradient is ready to be exchanged; the last call of a step is the one that counts."""
-        self._ready = time.monotonic()
+        self._ready = self._now()
 
     def charge(self, phase: str, seconds: float) -> None:
         """Move `seconds` that just passed from the current phase to `phase`."""
-        self._seconds[self._phase] -= seconds
-        self._seconds[phase] += seconds
+        self._seconds[self._phase] -= seconds / self._dilation
+        self._seconds[phase] += seconds / self._dilation
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time inside belongs to no step: evaluation, checkpoints."""
         self.enter(OTHER)
-        began = time.monotonic()
+        began = self._now()
         yield
-        now = time.monotonic()
+        now = self._now()
         self._start += now - began
         self._since = now
 
