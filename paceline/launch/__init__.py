@@ -1,5 +1,6 @@
 """Start members, and tell a started member who it is. Knows commands and environments; no torch."""
 
+from paceline.launch.containers import check_container, inside, parse_container
 from paceline.launch.identity import Identity, member_name, to_environment
 from paceline.launch.launchers import LAUNCHERS, identify
 from paceline.launch.local import MemberCommand, Output, share_cores, supervise
@@ -10,9 +11,12 @@ __all__ = [
     "Identity",
     "MemberCommand",
     "Output",
+    "check_container",
     "identify",
+    "inside",
     "meet",
     "member_name",
+    "parse_container",
     "share_cores",
     "supervise",
     "to_environment",
