@@ -68,8 +68,9 @@ def train(
 
 
 def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -> None:
-    """Take part in a job that a foreign launcher started; worker 0 prints the answer, once."""
+    """Take part in a job that a foreign launcher started; one worker prints the answer."""
     from paceline.training.member import train_here
+    from paceline.training.session import current
 
     identity = identify(os.environ)
     given = experiment.cluster.workers
@@ -79,7 +80,8 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
     experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)
     path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
     folder = train_here(resolved(experiment), path)
-    if identity.index == 0:
+    if current().speaks_for_all:
+        folder.wait_for_members()
         record.summarise(folder, "finished")
         show(folder, json)
 

@@ -42,19 +42,28 @@ class Loader:
     def steps(self, start: int, stop: int) -> Iterator[Batch]:
         """See `BatchSource`."""
         if not self._prefetch:
-            yield from map(self.load, range(start, stop))
+            for step in range(start, stop):
+                yield self.load(step)
             return
         with ThreadPoolExecutor(1, "paceline-prefetch") as thread:
-            coming = thread.submit(self.load, start) if start < stop else None
+            coming = thread.submit(self._load, start) if start < stop else None
             for step in range(start, stop):
                 assert coming is not None
-                batch = coming.result()
+                part, batch = coming.result()
+                if part != self._part(step):  # a worker was lost since, and the rest divides anew
+                    _, batch = self._load(step)
                 if step + 1 < stop:
-                    coming = thread.submit(self.load, step + 1)
+                    coming = thread.submit(self._load, step + 1)
                 yield batch
 
     def load(self, step: int) -> Batch:
         """This worker's part of one step."""
-        indices = self._batches.indices(step)
-        mine = indices[self._slice_of(len(indices))]
-        return self._dataset.batch(mine, self._batches.epoch(step))
+        return self._load(step)[1]
+
+    def _load(self, step: int) -> tuple[slice, Batch]:
+        part = self._part(step)
+        mine = self._batches.indices(step)[part]
+        return part, self._dataset.batch(mine, self._batches.epoch(step))
+
+    def _part(self, step: int) -> slice:
+        return self._slice_of(len(self._batches.indices(step)))

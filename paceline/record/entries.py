@@ -63,7 +63,7 @@ class Member(Entry, kw_only=True):
     role: str
     host: str
     status: str = "running"
-    """running, finished or failed."""
+    """running, finished, failed, or lost: gone while the others went on."""
 
     pid: int | None = None
     cpu_fraction: float | None = None

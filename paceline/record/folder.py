@@ -13,6 +13,7 @@ Each member writes its own files and no other, so a killed run leaves a readable
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +78,12 @@ class RunFolder:
         files = (self.path / "members").glob("*.json")
         members = [_decode(file, Member) for file in files if not file.name.startswith(".")]
         return sorted(members, key=lambda member: (member.role != "worker", _number(member.name)))
+
+    def wait_for_members(self, deadline_seconds: float = 10.0) -> None:
+        """Give members that are about to end the time to write their last lines."""
+        until = time.monotonic() + deadline_seconds
+        while any(m.status == "running" for m in self.members()) and time.monotonic() < until:
+            time.sleep(0.05)
 
     def steps(self, member: str) -> list[Step]:
         return list(_lines(self.path / "members" / f"{member}.steps.jsonl", Step))

@@ -4,7 +4,7 @@ A loss is the mean over the global batch. The first `warmup_steps` of every work
 figure but the losses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 
 from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
@@ -19,12 +19,13 @@ def summarise(folder: RunFolder, status: str) -> Summary:
     workers = [member for member in summary.members if member.role == "worker"]
     steps = {worker.name: folder.steps(worker.name) for worker in workers}
     steps = {name: found for name, found in steps.items() if found}
-    notes = [event.text for event in folder.events() if event.kind == "note"]
+    notes = [event.text for event in folder.events() if event.kind in ("note", "lost")]
     if notes:
         summary.notes = list(dict.fromkeys(notes))
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
-        _add_figures(summary, split_wait(steps, offsets), experiment.measurement.warmup_steps)
+        lost = {worker.name for worker in workers if worker.status == "lost"}
+        _add_figures(summary, split_wait(steps, offsets), experiment.measurement.warmup_steps, lost)
     _add_results(summary, workers)
     folder.write_summary(summary)
     return summary
@@ -84,8 +85,12 @@ def step_seconds(durations: Sequence[float]) -> StepSeconds:
     )
 
 
-def losses(steps: Mapping[str, Sequence[Step]]) -> dict[int, float]:
-    """Loss of each step: the mean over the global batch, known once every worker has reported."""
+def losses(steps: Mapping[str, Sequence[Step]], lost: Collection[str] = ()) -> dict[int, float]:
+    """Loss of each step: the mean over the global batch, known once every worker has reported.
+
+    Workers that were `lost` are not waited for after the last step they wrote.
+    """
+    last_words = [steps[name][-1].step for name in lost if name in steps]
     totals: dict[int, tuple[float, int, int]] = {}
     for entries in steps.values():
         for entry in entries:
@@ -96,11 +101,20 @@ def losses(steps: Mapping[str, Sequence[Step]]) -> dict[int, float]:
                     samples + entry.samples,
                     reports + 1,
                 )
-    complete = {step: t for step, t in totals.items() if t[2] == len(steps) and t[1]}
+    complete = {
+        step: found
+        for step, found in totals.items()
+        if found[2] == len(steps) - sum(last < step for last in last_words) and found[1]
+    }
     return {step: total / samples for step, (total, samples, _) in sorted(complete.items())}
 
 
-def _add_figures(summary: Summary, steps: Mapping[str, Sequence[Step]], warmup_steps: int) -> None:
+def _add_figures(
+    summary: Summary,
+    steps: Mapping[str, Sequence[Step]],
+    warmup_steps: int,
+    lost: Collection[str],
+) -> None:
     measured = {name: counted(entries, warmup_steps) for name, entries in steps.items()}
     durations = [s.end_seconds - s.start_seconds for own in measured.values() for s in own]
     summary.steps = max(entries[-1].step + 1 for entries in steps.values())
@@ -114,7 +128,7 @@ def _add_figures(summary: Summary, steps: Mapping[str, Sequence[Step]], warmup_s
         phase: fmean(s.breakdown_seconds.get(phase, 0.0) for own in measured.values() for s in own)
         for phase in PHASES
     }
-    by_step = losses(steps)
+    by_step = losses(steps, lost)
     if by_step:
         summary.loss = Loss(first=by_step[min(by_step)], last=by_step[max(by_step)])
 

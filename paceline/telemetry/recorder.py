@@ -30,7 +30,10 @@ class Recorder:
         host: str,
         owns_interfaces: bool = False,
         sample_seconds: float = 1.0,
+        dilation: float = 1.0,
     ) -> None:
+        """`dilation`: times are divided by it; shares of the CPU stay what this machine spent."""
+        self._dilation = dilation
         self.member = Member(name=name, role=role, host=host, pid=os.getpid(), versions=versions())
         self._folder = folder
         self._sample_seconds = sample_seconds
@@ -71,9 +74,18 @@ class Recorder:
 
     def note(self, text: str, kind: str = "note", step: int | None = None) -> None:
         """A line for the record: a fallback taken, something emulated, a member lost."""
-        now, name = time.monotonic(), self.member.name
+        now, name = time.monotonic() / self._dilation, self.member.name
         event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
         self._folder.add_event(event)
+
+    def lost(self, name: str, step: int, survivors: str) -> None:
+        """Another member is gone for good, and this one speaks for those who go on."""
+        for member in self._folder.members():
+            if member.name == name:
+                member.status = "lost"
+                self._folder.write_member(member)
+        what = f"its part of that step is left out, and {survivors} share the batch from then on"
+        self.note(f"{name} was lost in step {step}; {what}", "lost", step)
 
     def _run(self) -> None:
         members = self._folder.path / "members"
@@ -98,7 +110,7 @@ class Recorder:
         self.member.max_rss_bytes = max(rss_bytes, self.member.max_rss_bytes or 0)
         elapsed = max(now - self._last_seconds, 1e-9)
         sample = Sample(
-            time_seconds=now,
+            time_seconds=now / self._dilation,
             cpu_fraction=(cpu - self._last_cpu) / elapsed,
             rss_bytes=rss_bytes,
             bytes_sent=traffic.bytes_sent - self._last_traffic.bytes_sent,

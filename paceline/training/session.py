@@ -39,7 +39,8 @@ class Session:
         measurement: spec.Measurement,
     ) -> None:
         self.identity, self.options, self.store = identity, options, store
-        self.clock = StepClock()
+        dilation = _dilation(folder)
+        self.clock = StepClock(dilation)
         self.recorder: Recorder | None = None
         self.architecture: Architecture | None = None
         self.step = 0
@@ -48,6 +49,8 @@ class Session:
         self._samples = 0
         self._loss: Tensor | None = None
         self._open_step: tuple[Step, Tensor | None] | None = None
+        self.members = tuple(range(identity.workers))
+        """Ranks of the workers that are there; fewer once one is lost and the rest goes on."""
         self._scale = 1.0
         self._scales_gradients = False
         if folder is not None:
@@ -58,6 +61,7 @@ class Session:
                 host=identity.host,
                 owns_interfaces=identity.owns_interfaces,
                 sample_seconds=measurement.sample_seconds,
+                dilation=dilation,
             )
             self._stack.enter_context(self.recorder)
 
@@ -70,9 +74,14 @@ class Session:
     def workers(self) -> int:
         return self.identity.workers
 
+    @property
+    def speaks_for_all(self) -> bool:
+        """One worker does what is done once for all: worker 0 while it is there."""
+        return self.identity.role == "worker" and self.rank == self.members[0]
+
     def note(self, text: str, kind: str = "note") -> None:
         """Put a line into the record, once for all workers unless it is this worker's own."""
-        if self.recorder is not None and (self.rank == 0 or kind != "note"):
+        if self.recorder is not None and (self.rank == self.members[0] or kind != "note"):
             self.recorder.note(text, kind, self.step)
 
     def close(self, failed: BaseException | None = None) -> None:
@@ -87,7 +96,7 @@ class Session:
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
         if store is not None and failed is None:
-            stores.leave(store, self.identity)
+            stores.leave(store, self.identity, self.members)
 
     def context(self, device: torch.device) -> Context:
         return Context(
@@ -97,6 +106,8 @@ class Session:
             device=device,
             note=self.note,
             deadline_seconds=stores.DEADLINE_SECONDS,
+            weight=lambda: self._scale,
+            members_changed=self._members_changed,
         )
 
     def distribute(
@@ -134,6 +145,12 @@ class Session:
     def report_loss(self, loss: Tensor | float) -> None:
         """Give the record this worker's loss of the current step: the mean over its samples."""
         self._loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+
+    def _members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
+        self.members = members
+        if self.recorder is not None and self.speaks_for_all:
+            for rank in lost:
+                self.recorder.lost(f"worker{rank}", self.step, f"the other {len(members)}")
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self.clock.ready()
@@ -242,6 +259,12 @@ def _resolve(asked: spec.Architecture, identity: Identity) -> spec.Architecture:
     hosts = 1 if identity.local_members >= identity.workers + identity.servers else 2
     resolved, _ = architectures.resolve(asked, workers=identity.workers, hosts=hosts, gpus=gpus)
     return resolved
+
+
+def _dilation(folder: RunFolder | None) -> float:
+    """How many times slower than reported this job runs; only the tunnel slows anything."""
+    experiment = folder.experiment() if folder is not None else spec.Experiment()
+    return experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
 
 
 def _serve(session: Session) -> None:

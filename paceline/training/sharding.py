@@ -1,6 +1,7 @@
 """`shard`: this worker's part of every batch of a torch DataLoader."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -16,6 +17,8 @@ class _OwnIndices:
     def __init__(self, batches: GlobalBatches, session: Session, shares: list[float]) -> None:
         self._batches, self._session, self._shares = batches, session, shares
         self.epoch = 0
+        self.scales: deque[float] = deque()
+        """What the gradients of the batches drawn so far are multiplied by, in order."""
 
     def __len__(self) -> int:
         return self._batches.steps_per_epoch
@@ -24,8 +27,9 @@ class _OwnIndices:
         first = self.epoch * len(self)
         for step in range(first, first + len(self)):
             indices = self._batches.indices(step)
-            own = split(len(indices), self._shares)[self._session.rank]
-            yield [int(index) for index in indices[own]]
+            there, place = division(self._shares, self._session)
+            self.scales.append(gradient_scale(len(indices), there, place))
+            yield [int(index) for index in indices[split(len(indices), there)[place]]]
 
 
 class ShardedLoader:
@@ -39,6 +43,7 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._sampler.epoch += 1
+        self._sampler.scales.clear()
         batches, clock = iter(self._loader), self._session.clock
         while True:
             clock.enter("input")
@@ -48,6 +53,7 @@ class ShardedLoader:
                 return
             finally:
                 clock.enter("other")
+            self._session.scale_gradients(self._sampler.scales.popleft())
             yield batch
 
 
@@ -82,7 +88,6 @@ def shard(
     shuffle = isinstance(loader.sampler, RandomSampler)
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     batches = GlobalBatches(num_samples, total, seed=seed, shuffle=shuffle)
-    session.scale_gradients(gradient_scale(total, shares, session.rank))
     sampler = _OwnIndices(batches, session, shares)
     sampler.epoch = -1
     own = DataLoader(
@@ -97,7 +102,12 @@ def shard(
     return ShardedLoader(own, sampler, session)
 
 
-def gradient_scale(global_batch: int, shares: list[float], rank: int) -> float:
+def division(shares: Sequence[float], session: Session) -> tuple[list[float], int]:
+    """The shares of the workers that are there, and this worker's place among them."""
+    return [shares[rank] for rank in session.members], session.members.index(session.rank)
+
+
+def gradient_scale(global_batch: int, shares: Sequence[float], rank: int) -> float:
     """The factor of a worker's mean gradient that makes an equal average the batch's mean."""
     own = split(global_batch, shares)[rank]
     return float((own.stop - own.start) * len(shares) / global_batch)

@@ -5,6 +5,7 @@ read from it is unpickled.
 """
 
 import contextlib
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -45,12 +46,18 @@ def keeps(identity: Identity) -> bool:
     return identity.index == 0 and not identity.store_is_kept
 
 
-def leave(store: Store, identity: Identity) -> None:
-    """Say that this member is done; worker 0 waits for all, for others may still need the store."""
+def leave(store: Store, identity: Identity, workers: Iterable[int]) -> None:
+    """Say that this member is done; worker 0 waits for all, for others may still need the store.
+
+    `workers` are those that are still there. Without worker 0 the store is gone too.
+    """
+    workers = list(workers)
+    if 0 not in workers:
+        return
     store.set(f"left/{identity.name}", "")
     if identity.index != 0:
         return
-    names = [f"left/worker{rank}" for rank in range(identity.workers)]
+    names = [f"left/worker{rank}" for rank in workers]
     names += [f"left/server{rank}" for rank in range(identity.servers)]
     # A member that failed never says so here; the launcher has already seen it.
     with contextlib.suppress(DistError, RuntimeError):
