@@ -142,7 +142,7 @@ def _describe(folder: RunFolder, experiment: spec.Experiment, checks: Sequence[L
 
 
 def _note(folder: RunFolder, text: str, kind: str = "note", step: int | None = None) -> None:
-    now = time.monotonic()
+    now = time.monotonic() / folder.experiment().cluster.dilation
     folder.add_event(Event(time_seconds=now, member="tunnel", kind=kind, text=text, step=step))
 
 

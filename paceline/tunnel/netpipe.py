@@ -20,7 +20,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 from paceline.errors import DeadlineError, ExchangeError
@@ -85,17 +86,23 @@ def measure(
     return rows
 
 
-def all_pairs(
-    agents: dict[str, tuple[str, int]], sizes_bytes: Sequence[int], key: str
-) -> Iterator[dict[str, Any]]:
-    """Ask the agents to measure every pair, one at a time so that none disturbs another."""
-    names = list(agents)
-    for index, first in enumerate(names):
-        for second in names[index + 1 :]:
-            host, port = agents[second]
-            request = {"verb": "measure", "host": host, "port": port, "sizes": list(sizes_bytes)}
-            answer = ask(agents[first], request, key)
-            yield {"from": first, "to": second, "rows": answer["rows"]}
+def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Every two of them, once."""
+    return list(combinations(names, 2))
+
+
+def ask_pair(
+    agents: dict[str, tuple[str, int]],
+    first: str,
+    second: str,
+    sizes_bytes: Sequence[int],
+    key: str,
+) -> dict[str, Any]:
+    """Let the agent of `first` measure towards `second`; ask for one pair at a time."""
+    host, port = agents[second]
+    request = {"verb": "measure", "host": host, "port": port, "sizes": list(sizes_bytes)}
+    rows = ask(agents[first], request, key)["rows"]
+    return {"from": first, "to": second, "rows": rows}
 
 
 def wait_for(agents: dict[str, tuple[str, int]], key: str, seconds: float = 20.0) -> None:
