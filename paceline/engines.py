@@ -70,6 +70,8 @@ def here(
     """Real processes on this machine."""
     from paceline.training.jobs import local_commands
 
+    if experiment.cluster.launcher == "ray":
+        return _on_ray(experiment, path, script, output, progress)
     container = experiment.cluster.container
     check_container(container)
     folder = RunFolder.create(path, experiment)
@@ -81,4 +83,28 @@ def here(
             if container:  # worker 0 cannot inherit the socket there: it opens the port itself
                 coordinator.close()
             supervise(started, output=output, tick=StepCounter(folder, progress))
+    return folder
+
+
+def _on_ray(
+    experiment: spec.Experiment,
+    path: Path,
+    script: Sequence[str],
+    output: Output,
+    progress: Progress,
+) -> RunFolder:
+    """The same processes, placed on a Ray cluster."""
+    from paceline.launch import ray
+    from paceline.training.jobs import ray_commands
+
+    cluster = experiment.cluster
+    members = cluster.workers + experiment.num_servers
+    gpus = 1 if cluster.device.startswith("cuda") else 0
+    with ray.placed(members, cores=cluster.threads, gpus=gpus) as placed:
+        folder = RunFolder.create(path, experiment)
+        commands = ray_commands(experiment, folder, placed, script)
+        with recorded(folder):
+            where = folder.path.absolute()
+            tick = StepCounter(folder, progress)
+            placed.supervise(commands, where, output=output, tick=tick)
     return folder

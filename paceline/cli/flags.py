@@ -23,6 +23,9 @@ Device = Annotated[str | None, typer.Option(help="cpu, an emulated one such as k
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object on stdout, the rest on stderr.")
 ]
+Launcher = Annotated[
+    str | None, typer.Option(help="Who starts members: local, or ray (a Ray cluster).")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved experiment and stop.")]
 Out = Annotated[
     Path | None, typer.Option(help="Run folder to make; runs/<time>-<name> when left out.")

@@ -22,6 +22,7 @@ def command(
     threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
     on: flags.On = None,
     link: flags.Link = None,
+    launcher: flags.Launcher = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -44,6 +45,7 @@ def command(
         "threads": threads,
         "engine": on,
         "link": link,
+        "launcher": launcher,
         "model": script.name,
         "data": "its own",
     }

@@ -39,6 +39,7 @@ def command(
     evaluate: Annotated[bool | None, typer.Option("--evaluate/--no-evaluate")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between two.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on from this run folder.")] = None,
+    launcher: flags.Launcher = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -68,6 +69,7 @@ def command(
             "threads": threads,
             "engine": on,
             "link": link,
+            "launcher": launcher,
             "device": device,
             "dilation": dilation,
             "container": container,

@@ -53,12 +53,12 @@ def supervise(
     The first member to fail ends the others and is raised as MemberError. `tick` is called several
     times a second. Nothing is left running, however this returns.
     """
-    running: list[_Process] = []
+    running: list[Process] = []
     deadline = None if deadline_seconds is None else time.monotonic() + deadline_seconds
     with selectors.DefaultSelector() as selector:
         try:
             for command in commands:
-                process = _Process(command, output)
+                process = Process(command, output)
                 running.append(process)
                 selector.register(process.pipe, selectors.EVENT_READ, process)
                 started(command.name, process.popen.pid)
@@ -72,7 +72,7 @@ def supervise(
                     missing = [p.command.name for p in running if not p.done]
                     raise DeadlineError("run", deadline_seconds or 0.0, missing)
         finally:
-            _end_all(running)
+            end_all(running)
 
 
 def share_cores(workers: int) -> list[tuple[int, ...]]:
@@ -84,8 +84,8 @@ def share_cores(workers: int) -> list[tuple[int, ...]]:
     return [tuple(cores[rank * each : (rank + 1) * each]) for rank in range(workers)]
 
 
-class _Process:
-    """One running member and the line it is in the middle of."""
+class Process:
+    """One running member and the line it is in the middle of. Ray's actors hold one too."""
 
     def __init__(self, command: MemberCommand, output: Output) -> None:
         self.command = command
@@ -111,20 +111,24 @@ class _Process:
         return self._closed and self.popen.poll() is not None
 
     def read(self) -> bool:
-        """Pass on what was printed; False once the member has closed its output."""
-        content = self.pipe.read(65536)
-        if content is None:
+        """Pass on what was printed so far; False once the member has closed its output."""
+        while content := self.pipe.read(65536):
+            *lines, self._partial = (self._partial + content).split(b"\n")
+            for line in lines:
+                self._pass_on(line)
+        if content is None:  # nothing more for now
             return True
-        *lines, self._partial = (self._partial + content).split(b"\n")
-        if not content and self._partial:
-            lines, self._partial = [self._partial], b""
-        for line in lines:
-            # A carriage return rewrites a line on a terminal; here only its last state matters.
-            text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-            self.last_lines.append(text)
-            self._output(self.command.name, text)
-        self._closed = not content
-        return bool(content)
+        if self._partial:
+            self._pass_on(self._partial)
+            self._partial = b""
+        self._closed = True
+        return False
+
+    def _pass_on(self, line: bytes) -> None:
+        # A carriage return rewrites a line on a terminal; here only its last state matters.
+        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        self.last_lines.append(text)
+        self._output(self.command.name, text)
 
 
 def _in_child(parent: int, cores: tuple[int, ...]) -> None:
@@ -136,7 +140,7 @@ def _in_child(parent: int, cores: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _raise_first_failure(running: Sequence[_Process]) -> None:
+def _raise_first_failure(running: Sequence[Process]) -> None:
     failed = [p for p in running if p.popen.poll() not in (None, 0)]
     if not failed:
         return
@@ -144,21 +148,22 @@ def _raise_first_failure(running: Sequence[_Process]) -> None:
     # killed from outside, is the cause. Wait a moment so that every exit status is known.
     time.sleep(0.2)
     for process in running:
-        while not process._closed and process.popen.poll() is not None and process.read():
-            pass
+        if not process._closed:
+            process.read()
     failed = [p for p in running if p.popen.poll() not in (None, 0)]
-    first = min(failed, key=_blame)
+    first = min(failed, key=lambda p: blame(p.popen.returncode, p.last_lines))
     raise MemberError(first.command.name, first.popen.returncode, list(first.last_lines))
 
 
-def _blame(process: _Process) -> tuple[int, int]:
+def blame(exit_status: int, last_lines: Sequence[str]) -> int:
     """Order of suspicion: killed or given bad input, then the rest, then those that lost a peer."""
-    status, words = process.popen.returncode, "\n".join(process.last_lines)
-    lost_peer = "Connection closed by peer" in words or "Connection reset by peer" in words
-    return (2 if lost_peer else 0 if status < 0 or status == 2 else 1, process.popen.pid)
+    words = "\n".join(last_lines)
+    if "Connection closed by peer" in words or "Connection reset by peer" in words:
+        return 2
+    return 0 if exit_status < 0 or exit_status == 2 else 1
 
 
-def _end_all(running: Sequence[_Process]) -> None:
+def end_all(running: Sequence[Process]) -> None:
     for signal_number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
         alive = [p for p in running if p.popen.poll() is None]
         for process in alive:

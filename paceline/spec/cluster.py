@@ -1,5 +1,7 @@
 """Where it is trained: members, hosts, links, devices."""
 
+from typing import Literal
+
 from paceline.spec.base import Spec, require
 from paceline.units import parse_bandwidth, parse_seconds
 
@@ -70,8 +72,14 @@ class Cluster(Spec, frozen=True, kw_only=True):
     container: str = ""
     """Start members inside: "docker:IMAGE", "podman:IMAGE" or "podman:rootfs=FOLDER", …"""
 
+    launcher: Literal["local", "ray"] = "local"
+    """Who starts members for us: this process, or a Ray cluster. Other launchers start us."""
+
     def __post_init__(self) -> None:
         where = "[cluster]"
+        problem = "Ray starts members as plain processes, not in containers."
+        plain = self.launcher == "local" or not self.container
+        require(plain, where, problem, "leave container out, or start Ray itself inside one.")
         problem = f"workers = {self.workers} is not at least 1."
         require(self.workers >= 1, where, problem, "write how many workers compute, 1 or more.")
         problem = f"servers = {self.servers} is negative."

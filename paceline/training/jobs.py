@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline import architectures, spec
 from paceline.launch import Identity, MemberCommand, share_cores, to_environment
+from paceline.launch.ray import Placed
 from paceline.record import RunFolder
 
 MEMBER_ARGV = (sys.executable, "-m", "paceline.training.member")
@@ -92,6 +93,22 @@ def local_commands(
             script=script,
         )
         for identity in local_identities(experiment, folder, coordinator)
+    ]
+
+
+def ray_commands(
+    experiment: spec.Experiment, folder: RunFolder, placed: Placed, script: Sequence[str] = ()
+) -> list[MemberCommand]:
+    """Every member of `experiment` where Ray has placed it."""
+    threads = experiment.cluster.threads or placed.cores
+    return [
+        command(
+            identity,
+            experiment.architecture,
+            threads=threads if identity.role == "worker" else 1,
+            script=script,
+        )
+        for identity in placed.identities(experiment.cluster.workers, folder.path.absolute())
     ]
 
 

@@ -1,0 +1,248 @@
+"""Members on a Ray cluster: one actor for each, which starts it as a process on its node.
+
+Ray places and reaches the nodes; the members are the same commands as everywhere. What travels
+through Ray is trusted as far as the Ray cluster is, and it carries no gradients.
+"""
+
+import os
+import platform
+import secrets
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import DeadlineError, MemberError, MissingError
+from paceline.launch.identity import Identity, from_paceline, to_environment
+from paceline.launch.local import (
+    GRACE_SECONDS,
+    LAST_LINES,
+    MemberCommand,
+    Output,
+    Process,
+    blame,
+    end_all,
+)
+
+PLACE_SECONDS = 60.0
+POLL_SECONDS = 0.2
+PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "PYTHON")
+"""How the variables begin that mean the same on another node. Ray sets CUDA's itself."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Ray has put one member."""
+
+    host: str
+    address: str
+    port: int
+    """A port that the member's actor listens on, and hands over to it."""
+
+
+class MemberActor:
+    """Lives on a member's node, as a Ray actor: starts it, passes on what it prints, ends it."""
+
+    def __init__(self) -> None:
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        self._listener = socket.create_server((address, 0))
+        port = self._listener.getsockname()[1]
+        self._place = Place(host=platform.node(), address=address, port=port)
+        self._process: Process | None = None
+        self._lines: list[str] = []
+
+    def place(self) -> bytes:
+        return msgspec.json.encode(self._place)
+
+    def start(self, content: bytes, driver_python: str, files: dict[str, bytes]) -> None:
+        """Start the member; `files` make its run folder where the driver's is not seen."""
+        command = msgspec.json.decode(content, type=MemberCommand)
+        identity = from_paceline(command.environment)
+        assert identity is not None, "our own launchers name the member"
+        if identity.run and not Path(identity.run).exists():
+            _write(Path(identity.run), files)
+        descriptors: tuple[int, ...] = ()
+        if identity.index == 0:
+            descriptors = (self._listener.fileno(),)
+            identity = msgspec.structs.replace(identity, coordinator_descriptor=descriptors[0])
+        told = {n: v for n, v in command.environment.items() if n.startswith(PASSED_ON)}
+        program, *arguments = command.argv
+        command = MemberCommand(
+            name=command.name,
+            argv=(sys.executable if program == driver_python else program, *arguments),
+            environment={**os.environ, **told, **to_environment(identity)},
+            descriptors=descriptors,
+        )
+        self._process = Process(command, lambda name, line: self._lines.append(line))
+
+    def poll(self) -> tuple[list[str], int | None]:
+        """What was printed since the last call, and the exit status once there is one."""
+        assert self._process is not None, "start comes first"
+        if not self._process.done:
+            self._process.read()
+        status = self._process.popen.returncode if self._process.done else None
+        lines, self._lines = self._lines, []
+        return lines, status
+
+    def files(self, folder: str, member: str) -> dict[str, bytes]:
+        """What the member has recorded."""
+        found = Path(folder, "members").glob(f"{member}.*")
+        return {f"members/{path.name}": path.read_bytes() for path in found}
+
+    def end(self) -> None:
+        if self._process is not None:
+            end_all([self._process])
+        self._listener.close()
+
+
+class Placed:
+    """Members that have their places on the cluster and wait to be started."""
+
+    def __init__(self, actors: Sequence[Any], places: Sequence[Place], cores: int) -> None:
+        self._actors, self.places = actors, places
+        self.cores = cores
+        """Cores that Ray keeps for each member."""
+
+    def identities(self, workers: int, run: Path) -> list[Identity]:
+        """Who each member is, where it is."""
+        members, key = len(self.places), secrets.token_hex(32)
+        seen: Counter[tuple[str, str]] = Counter()
+        identities = []
+        for index, place in enumerate(self.places):
+            host = (place.host, place.address)
+            identities.append(
+                Identity(
+                    index=index,
+                    workers=workers,
+                    servers=members - workers,
+                    host=place.host,
+                    address=place.address,
+                    coordinator=f"{self.places[0].address}:{self.places[0].port}",
+                    local_index=seen[host],
+                    local_members=sum((p.host, p.address) == host for p in self.places),
+                    launcher="paceline",
+                    run=str(run),
+                    key=key,
+                )
+            )
+            seen[host] += 1
+        return identities
+
+    def supervise(
+        self,
+        commands: Sequence[MemberCommand],
+        folder: Path,
+        *,
+        output: Output,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run all members to their end; the first to fail ends the others and is raised."""
+        import ray
+
+        files = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+        files |= {"members/.here": b""}
+        started = [
+            actor.start.remote(msgspec.json.encode(command), sys.executable, files)
+            for actor, command in zip(self._actors, commands, strict=True)
+        ]
+        ray.get(started, timeout=PLACE_SECONDS)
+        running = dict(enumerate(commands))
+        last: list[list[str]] = [[] for _ in commands]
+        while running:
+            time.sleep(POLL_SECONDS)
+            answers = ray.get(
+                [self._actors[index].poll.remote() for index in running], timeout=PLACE_SECONDS
+            )
+            failed: list[MemberError] = []
+            for index, (lines, status) in zip(list(running), answers, strict=True):
+                for line in lines:
+                    output(commands[index].name, line)
+                last[index] = [*last[index], *lines][-LAST_LINES:]
+                if status is not None:
+                    name = running.pop(index).name
+                    if status != 0:
+                        failed.append(MemberError(name, status, last[index]))
+                    self._fetch(index, name, folder)
+            tick()
+            if failed:
+                raise min(failed, key=lambda e: blame(e.member_status, e.last_lines))
+
+    def _fetch(self, index: int, name: str, folder: Path) -> None:
+        """Bring an ended member's record here, unless it was written here."""
+        import ray
+
+        if not (folder / "members" / f"{name}.json").exists():
+            files = self._actors[index].files.remote(str(folder), name)
+            _write(folder, ray.get(files, timeout=PLACE_SECONDS))
+
+
+@contextmanager
+def placed(members: int, *, cores: int = 0, gpus: int = 0) -> Iterator[Placed]:
+    """A place on the Ray cluster for each member; given back, with all processes ended, after.
+
+    `cores` and `gpus` are for each member; without `cores` they share what the cluster has.
+    """
+    ray = _connect()
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cores = cores or cores_each([node.get("CPU", 0.0) for node in nodes], members)
+    bundle = {"CPU": cores, **({"GPU": gpus} if gpus else {})}
+    group = placement_group([bundle] * members, strategy="PACK")
+    actors: list[Any] = []
+    try:
+        if not group.wait(PLACE_SECONDS):
+            have = ", ".join(f"{node.get('CPU', 0):g} cores" for node in nodes)
+            raise DeadlineError(f"placing {members} x {bundle} on Ray ({have})", PLACE_SECONDS, [])
+        for index in range(members):
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            options = {"num_cpus": cores, "num_gpus": gpus, "scheduling_strategy": strategy}
+            actors.append(ray.remote(MemberActor).options(**options).remote())
+        found = ray.get([actor.place.remote() for actor in actors], timeout=PLACE_SECONDS)
+        places = [msgspec.json.decode(place, type=Place) for place in found]
+        yield Placed(actors, places, cores)
+    finally:
+        ended = [actor.end.remote() for actor in actors]
+        ray.wait(ended, num_returns=len(ended), timeout=2 * GRACE_SECONDS) if ended else None
+        for actor in actors:
+            ray.kill(actor)
+        remove_placement_group(group)
+        ray.shutdown()
+
+
+def cores_each(node_cores: Sequence[float], members: int) -> int:
+    """The most whole cores every member can have; 1 when there are fewer cores than members."""
+    most = int(max(node_cores, default=1))
+    for cores in range(most, 1, -1):
+        if sum(int(have // cores) for have in node_cores) >= members:
+            return cores
+    return 1
+
+
+def _connect() -> Any:
+    try:
+        import ray
+    except ImportError:
+        fix = "install the extra: `pip install paceline[ray]`."
+        raise MissingError("ray is not installed here.", fix) from None
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError) as error:
+        fix = "start one (`ray start --head`), or set RAY_ADDRESS to one that runs."
+        raise MissingError(f"no Ray cluster answers: {error}", fix) from None
+    return ray
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
