@@ -18,7 +18,7 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*
 def parse_bandwidth(text: str, where: str) -> float:
     """Return bits per second for text such as "10gbit"."""
     amount, unit = _split(text)
-    name = unit.lower().removesuffix("/s").removesuffix("ps")
+    name = re.sub("(it/s|its|ps)$", "it", unit.lower())
     if amount > 0 and name in BITS_PER_SECOND:
         return amount * BITS_PER_SECOND[name]
     if amount > 0 and unit in BYTES:

@@ -1,0 +1,102 @@
+"""From the members' files to figures."""
+
+import msgspec
+import pytest
+
+from paceline import spec
+from paceline.errors import RecordError
+from paceline.record import (
+    Member,
+    RunFolder,
+    Step,
+    losses,
+    open_folder,
+    split_wait,
+    summarise,
+)
+
+
+def step(number, *, start, ready, end, exposed, samples=10, loss=1.0):
+    return Step(
+        step=number,
+        start_seconds=start,
+        end_seconds=end,
+        ready_seconds=ready,
+        breakdown_seconds={"forward": ready - start, "exchange_exposed": exposed},
+        samples=samples,
+        loss=loss,
+    )
+
+
+def test_waiting_for_the_slowest_is_told_from_exchanging():
+    fast = [step(0, start=0.0, ready=1.0, end=4.0, exposed=3.0)]
+    slow = [step(0, start=0.0, ready=3.0, end=4.0, exposed=1.0)]
+    split = split_wait({"worker0": fast, "worker1": slow}, {})
+    assert split["worker0"][0].breakdown_seconds["wait"] == pytest.approx(2.0)
+    assert split["worker0"][0].breakdown_seconds["exchange_exposed"] == pytest.approx(1.0)
+    assert split["worker1"][0].breakdown_seconds["wait"] == pytest.approx(0.0)
+
+
+def test_clocks_of_other_hosts_are_aligned_before_they_are_compared():
+    one = [step(0, start=0.0, ready=1.0, end=2.0, exposed=1.0)]
+    other = [step(0, start=100.0, ready=101.5, end=102.0, exposed=0.5)]
+    split = split_wait({"worker0": one, "worker1": other}, {"worker1": -100.0})
+    assert split["worker0"][0].breakdown_seconds["wait"] == pytest.approx(0.5)
+
+
+def test_a_loss_is_the_mean_over_the_global_batch():
+    uneven = {
+        "worker0": [step(0, start=0, ready=1, end=1, exposed=0, samples=30, loss=1.0)],
+        "worker1": [step(0, start=0, ready=1, end=1, exposed=0, samples=10, loss=5.0)],
+    }
+    assert losses(uneven) == {0: pytest.approx(2.0)}
+
+
+def test_a_step_some_workers_have_not_reported_has_no_loss_yet():
+    two = [step(n, start=n, ready=n, end=n + 1, exposed=0) for n in range(2)]
+    assert list(losses({"worker0": two, "worker1": two[:1]})) == [0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    experiment = spec.Experiment(
+        architecture=spec.Ring(),
+        cluster=spec.Cluster(workers=2),
+        measurement=spec.Measurement(warmup_steps=1),
+    )
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    for name, slow_start in (("worker0", 9.0), ("worker1", 9.0)):
+        folder.write_member(Member(name=name, role="worker", host="a", status="finished"))
+        steps = [step(0, start=0.0, ready=slow_start, end=slow_start, exposed=0)]
+        steps += [
+            step(n, start=8.0 + n, ready=8.5 + n, end=9.0 + n, exposed=0.5, loss=1 / (n + 1))
+            for n in (1, 2)
+        ]
+        lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in steps)
+        (folder.path / "members" / f"{name}.steps.jsonl").write_bytes(lines + b'{"cut sho')
+    return folder
+
+
+def test_figures_leave_out_the_warm_up_and_add_up_the_workers(folder):
+    summary = summarise(folder, "finished")
+    assert summary.samples_per_second == pytest.approx(20.0)
+    assert summary.step_seconds.median == pytest.approx(1.0)
+    assert summary.breakdown_seconds["forward"] == pytest.approx(0.5)
+    assert (summary.loss.first, summary.loss.last) == (pytest.approx(1.0), pytest.approx(1 / 3))
+    assert summary.workers == 2
+    assert open_folder(folder.path).summary() == summary
+
+
+def test_unknown_is_absent(folder):
+    text = (folder.path / "run.json").read_text(encoding="utf-8")
+    summarise(folder, "failed")
+    assert '"accuracy"' not in text
+    assert '"speedup"' not in (folder.path / "run.json").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RecordError, match=r"no run\.json"):
+        open_folder(tmp_path)
+    (tmp_path / "run.json").write_text('{"format_version": 99}', encoding="utf-8")
+    with pytest.raises(RecordError, match="format version 99"):
+        open_folder(tmp_path)

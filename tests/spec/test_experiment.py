@@ -1,0 +1,94 @@
+"""What a user may write, and what a mistake is answered with."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import spec
+from paceline.errors import SpecError
+
+EXPERIMENT = """
+name = "two"
+architecture = "server:mode=bounded,staleness=2"
+
+[workload]
+model = "mnist-dnn"
+batch = 16
+
+[cluster]
+workers = 4
+servers = 2
+link = "1gbit,50us"
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "e.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_is_read_and_written_back_the_same(tmp_path):
+    experiment = spec.load(write(tmp_path, EXPERIMENT))
+    assert experiment.architecture == spec.Server(mode="bounded", staleness=2)
+    assert experiment.workload.global_batch_for(4) == 64
+    assert spec.load(write(tmp_path, spec.to_toml(experiment))) == experiment
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[workload]\nbach = 3", r'\[workload\]: unknown key "bach"(.|\n)*did you mean "batch"'),
+        ("[workload]\nbatch = 'x'", r"workload\.batch: Expected `int`, got `str`"),
+        ("[workload]\nbatch = 8\nglobal_batch = 8", "keep one: batch is per worker"),
+        ("[workload]\nsteps = 8\nepochs = 1.0", "both given"),
+        ("[cluster]\nworkers = 0", "workers = 0 is not at least 1"),
+        ("[cluster]\nlink = '10GB'", 'write "80gbit"'),
+        ("[cluster]\nshares = [1.0]\nworkers = 2", "1 shares for 2 workers"),
+        ("architecture = 'rnig'", 'did you mean "ring"'),
+        ("architecture = 'server:mod=async'", 'did you mean "mode"'),
+        ("architecture = 'server:mode=asink'", "Invalid enum value 'asink'"),
+        ("architecture = 'server:mode'", "has no value"),
+        ("architecture = 'single'\n[cluster]\nworkers = 2", "single is one worker"),
+        ("architecture = 'ring'\n[cluster]\nservers = 2", "ring has no servers"),
+        ("architecture = 'server:quorum=3'\n[cluster]\nworkers = 2", "quorum = 3 of 2 workers"),
+        ("[workload]\nglobal_batch = 1\n[cluster]\nworkers = 2", "cannot be split"),
+        ("x = ", "this is not TOML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(tmp_path, text, complaint):
+    with pytest.raises(SpecError, match=complaint) as caught:
+        spec.load(write(tmp_path, text))
+    assert caught.value.fix
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(SpecError, match="there is no such file"):
+        spec.load(tmp_path / "absent.toml")
+
+
+architectures = st.one_of(
+    st.just(spec.Single()),
+    st.builds(spec.Ring, backend=st.sampled_from(["auto", "gloo", "mpi"])),
+    st.builds(
+        spec.Server,
+        mode=st.sampled_from(["sync", "async", "bounded", "quorum"]),
+        staleness=st.integers(0, 9),
+        placement=st.sampled_from(["dedicated", "colocated", "optimal"]),
+        chunk=st.sampled_from(["auto", "256KiB", "1MiB"]),
+    ),
+    st.builds(spec.Average, every=st.integers(1, 99), state=st.booleans()),
+)
+
+
+@given(architectures)
+def test_the_short_form_says_all(architecture):
+    text = spec.format_architecture(architecture)
+    assert spec.parse_architecture(text) == architecture
+
+
+def test_replace_finds_the_part_and_checks_again():
+    changed = spec.replace(spec.Experiment(), workers=3, batch=8, seed=5)
+    assert (changed.cluster.workers, changed.workload.batch, changed.workload.seed) == (3, 8, 5)
+    with pytest.raises(SpecError):
+        spec.replace(changed, architecture=spec.Single())

@@ -1,0 +1,114 @@
+"""Where time goes, and what the kernel counted."""
+
+import socket
+import time
+
+import pytest
+
+from paceline import spec
+from paceline.record import RunFolder
+from paceline.telemetry import Recorder, StepClock
+from paceline.telemetry.network import SocketTraffic
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A step clock on a hand-moved time."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = StepClock()
+
+    def spend(phase, seconds):
+        clock.enter(phase)
+        now[0] += seconds
+
+    return clock, spend, now
+
+
+def test_every_moment_belongs_to_one_phase(clock):
+    clock, spend, _ = clock
+    spend("input", 1.0)
+    spend("other", 0.25)
+    spend("forward", 2.0)
+    spend("backward", 3.0)
+    spend("update", 0.5)
+    step = clock.end_step(7, 32)
+    assert step.breakdown_seconds == {"input": 1.0, "forward": 2.0, "backward": 3.0, "update": 0.5}
+    assert step.end_seconds - step.start_seconds == pytest.approx(6.75)
+    assert (step.step, step.samples, step.ready_seconds) == (7, 32, None)
+
+
+def test_backward_ends_when_the_last_gradient_is_ready(clock):
+    clock, spend, now = clock
+    spend("backward", 3.0)
+    clock.ready()
+    now[0] += 2.0
+    spend("update", 1.0)
+    step = clock.end_step(0, 1)
+    assert step.breakdown_seconds == {"backward": 3.0, "exchange_exposed": 2.0, "update": 1.0}
+    assert step.ready_seconds == 103.0
+
+
+def test_a_pause_belongs_to_no_step(clock):
+    clock, spend, now = clock
+    spend("forward", 1.0)
+    with clock.paused():
+        now[0] += 50.0
+    step = clock.end_step(0, 1)
+    assert step.end_seconds - step.start_seconds == pytest.approx(1.0)
+
+
+def test_charging_moves_time_between_phases(clock):
+    clock, spend, _ = clock
+    spend("forward", 3.0)
+    clock.charge("exchange_exposed", 2.0)
+    assert clock.end_step(0, 1).breakdown_seconds == {"forward": 1.0, "exchange_exposed": 2.0}
+
+
+def test_the_kernel_counts_what_a_process_sends():
+    traffic = SocketTraffic()
+    before = traffic.read()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+    ):
+        one.sendall(b"x" * 100_000)
+        left = 100_000
+        while left:
+            left -= len(other.recv(left))
+        after = traffic.read()
+    # Both ends are this process's, so what one sent the other received.
+    assert after.bytes_sent - before.bytes_sent >= 100_000
+    assert after.bytes_received - before.bytes_received >= 100_000
+    assert after.packets_sent > before.packets_sent
+    assert traffic.read().bytes_sent >= after.bytes_sent  # closed sockets stay counted
+
+
+def test_a_recorder_leaves_steps_samples_and_totals(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment())
+    clock = StepClock()
+    with Recorder(folder, name="worker0", role="worker", host="h", sample_seconds=0.05) as recorder:
+        for number in range(3):
+            clock.enter("forward")
+            time.sleep(0.06)
+            recorder.add_step(clock.end_step(number, 4))
+        recorder.note("something fell back")
+    assert [entry.step for entry in folder.steps("worker0")] == [0, 1, 2]
+    series = folder.series("worker0")
+    assert len(series) >= 3
+    assert all(sample.rss_bytes > 10**6 for sample in series)
+    member = folder.members()[0]
+    assert member.status == "finished"
+    assert member.cpu_fraction is not None
+    assert folder.events()[0].text == "something fell back"
+
+
+def test_a_failed_member_says_so(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment())
+    with (
+        pytest.raises(ValueError, match="boom"),
+        Recorder(folder, name="worker0", role="worker", host="h"),
+    ):
+        raise ValueError("boom")
+    assert folder.members()[0].status == "failed"

@@ -1,0 +1,113 @@
+"""Rules of the house that a machine can check: layers, loading, names, the README's tree."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "paceline"
+
+LAYERS = [
+    "errors", "units", "spec", "record", "protocol", "wire", "models", "data", "telemetry",
+    "launch", "architectures", "training", "predict", "tunnel", "engines", "bench", "explain",
+    "report", "cli", "testing",
+]  # fmt: skip
+"""Lowest first: a part may import itself and what stands before it."""
+
+TORCH_FREE = ["errors", "units", "spec", "record", "protocol", "telemetry", "launch", "predict"]
+
+
+def parts() -> list[str]:
+    found = {path.stem for path in PACKAGE.glob("*.py")} | {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
+    return sorted(found - {"__init__", "__main__"})
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Parts of the package that a file imports at its top level or inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "paceline":
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
+            names.add(str(node.module).split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("paceline.")}
+    return names & set(LAYERS)
+
+
+def test_every_part_has_its_layer():
+    assert set(parts()) <= set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_imports_point_down(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part in ("__init__", "__main__"):
+        return
+    above = {name for name in imported_parts(path) if LAYERS.index(name) > LAYERS.index(part)}
+    # A member is told to be an emulated one by name; nothing else reaches up.
+    assert not above, f"{part} imports {above}, which stand above it"
+
+
+@pytest.mark.parametrize("part", ["paceline", *(f"paceline.{p}" for p in TORCH_FREE)])
+def test_loads_no_torch(part):
+    if part.startswith("paceline.") and part.split(".")[1] not in parts():
+        pytest.skip(f"{part} is not in this version")
+    code = f"import sys, {part}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_loads_no_torch():
+    code = (
+        "import sys; from paceline.cli.main import app\n"
+        "try: app(['--help'], standalone_mode=False)\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("False")
+
+
+def test_public_names_are_sorted_and_exist():
+    assert paceline.__all__ == sorted(paceline.__all__)
+    for name in paceline.__all__:
+        assert getattr(paceline, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'distribut'"):
+        paceline.distribut  # noqa: B018
+
+
+def test_no_file_is_too_long_or_named_for_nothing():
+    files = [p for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "build" not in p.parts]
+    long = [str(p) for p in files if len(p.read_text(encoding="utf-8").splitlines()) > 600]
+    vague = [str(p) for p in files if p.stem in {"utils", "helpers", "misc", "common"}]
+    assert not long
+    assert not vague
+
+
+def test_readme_tree_is_complete():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = readme.split("## The tree")[1]
+    missing = [
+        part for part in parts() if not re.search(rf"^\s+{part}(/|\.py)", tree, re.MULTILINE)
+    ]
+    assert not missing, f"README's tree lacks {missing}"
+
+
+def test_examples_differ_in_at_most_four_lines():
+    plain, ours = (
+        (ROOT / "examples" / name).read_text(encoding="utf-8").split('"""', 2)[2].split("\n")
+        for name in ("train_plain.py", "train_paceline.py")
+    )
+    added = [line for line in ours if line and line not in plain]
+    removed = [line for line in plain if line and line not in ours]
+    assert not removed
+    assert 3 <= len(added) <= 4
