@@ -8,11 +8,13 @@ Results are plain tuples, and only torch is needed, so that this runs on a machi
 else installed.
 """
 
+import platform
 import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,14 @@ class LayerOperations(NamedTuple):
     name: str
     operations: float
     parameter_bytes: int
+
+
+class Profile(NamedTuple):
+    """A model on a device at one batch."""
+
+    layers: list[LayerTimes]
+    overhead_seconds: float
+    """Part of a step that a smaller batch does not save."""
 
 
 class _Moments(Protocol):
@@ -108,6 +118,69 @@ def count_operations(model: nn.Module, sample: Tensor) -> list[LayerOperations]:
     return counts
 
 
+def profile(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    batch: int,
+    tokens: bool = False,
+    num_classes: int,
+    channels_last: bool = False,
+    autocast: bool = False,
+    repeats: int = 15,
+) -> Profile:
+    """Measure `model` where it lies: its layers at `batch`, and a quarter of it for the overhead.
+
+    Hooks slow a step down a little where the host is the limit, so layers are scaled to add up to
+    the step as it is without them.
+    """
+    device = next(model.parameters()).device
+    if tokens:
+        sample = torch.randint(num_classes, (batch, *input_shape), device=device)
+        target = sample
+    else:
+        sample = torch.randn(batch, *input_shape, device=device)
+        target = torch.randint(2, (batch,), device=device)
+    if channels_last and sample.ndim == 4:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        sample = sample.contiguous(memory_format=torch.channels_last)
+    layers = measure_layers(model, sample, target, autocast=autocast, repeats=repeats)
+    whole = measure_step(model, sample, target, autocast=autocast, repeats=repeats)
+    scale = whole / sum(layer.forward_seconds + layer.backward_seconds for layer in layers)
+    layers = [
+        layer._replace(
+            forward_seconds=layer.forward_seconds * scale,
+            backward_seconds=layer.backward_seconds * scale,
+        )
+        for layer in layers
+    ]
+    few = max(1, batch // 4)
+    if few == batch:
+        return Profile(layers, 0.0)
+    small = measure_step(model, sample[:few], target[:few], autocast=autocast, repeats=repeats)
+    # t(b) = overhead + b * each, solved for two batches.
+    return Profile(layers, max(0.0, (small * batch - whole * few) / (batch - few)))
+
+
+def describe_device(device_type: str) -> str:
+    """The device in words, for the source of a profile."""
+    if device_type == "cuda":
+        exact = "" if torch.backends.cudnn.allow_tf32 else ", TF32 off"
+        return f"one {torch.cuda.get_device_name()}, torch {torch.__version__}{exact}"
+    threads = torch.get_num_threads()
+    return f"{processor_name()}, {threads} thread(s), torch {torch.__version__}"
+
+
+def processor_name() -> str:
+    """The CPU's own name where Linux tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown CPU"
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
 def measure_layers(
     model: nn.Module,
     sample: Tensor,
@@ -174,8 +247,7 @@ class _Probe:
             self._handles.append(layer.module.register_forward_pre_hook(enter))
             for parameter in layer.parameters:
                 ready = self._marker(self._ready, index, first=False)
-                hook = parameter.register_post_accumulate_grad_hook  # type: ignore[no-untyped-call]
-                self._handles.append(hook(ready))
+                self._handles.append(_untyped(parameter).register_post_accumulate_grad_hook(ready))
 
     def _marker(self, into: dict[int, object], index: int, *, first: bool) -> Callable[..., None]:
         def mark(*_: object) -> None:
@@ -218,13 +290,16 @@ class _HostMoments:
 class _CudaMoments:
     """CUDA events: moments of the stream, whatever the host is doing meanwhile."""
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def mark(self) -> object:
+        event = _untyped(torch.cuda).Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, start: object, end: object) -> float:
-        assert isinstance(start, torch.cuda.Event)
-        assert isinstance(end, torch.cuda.Event)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        _untyped(end).synchronize()
+        return float(_untyped(start).elapsed_time(end)) / 1e3
+
+
+def _untyped(thing: object) -> Any:
+    """Parts of torch have no annotations, in some of its versions."""
+    return thing
