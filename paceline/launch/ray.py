@@ -32,6 +32,7 @@ from paceline.launch.local import (
 
 PLACE_SECONDS = 60.0
 POLL_SECONDS = 0.2
+REACH_SECONDS = 5.0
 PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "PYTHON")
 """How the variables begin that mean the same on another node. Ray sets CUDA's itself."""
 
@@ -189,6 +190,7 @@ def placed(members: int, *, cores: int = 0, gpus: int = 0) -> Iterator[Placed]:
 
     `cores` and `gpus` are for each member; without `cores` they share what the cluster has.
     """
+    environment = dict(os.environ)
     ray = _connect()
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -216,6 +218,8 @@ def placed(members: int, *, cores: int = 0, gpus: int = 0) -> Iterator[Placed]:
             ray.kill(actor)
         remove_placement_group(group)
         ray.shutdown()
+        os.environ.pop("PYTHONBREAKPOINT", None)  # Ray puts its own debugger there
+        os.environ.update(environment)
 
 
 def cores_each(node_cores: Sequence[float], members: int) -> int:
@@ -233,10 +237,13 @@ def _connect() -> Any:
     except ImportError:
         fix = "install the extra: `pip install paceline[ray]`."
         raise MissingError("ray is not installed here.", fix) from None
+    fix = "start one (`ray start --head`), or set RAY_ADDRESS to one that runs."
+    host, _, port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
     try:
+        if host and port.isdigit():  # Ray itself asks an address that nobody answers for minutes
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError) as error:
-        fix = "start one (`ray start --head`), or set RAY_ADDRESS to one that runs."
+    except (OSError, RuntimeError) as error:
         raise MissingError(f"no Ray cluster answers: {error}", fix) from None
     return ray
 
