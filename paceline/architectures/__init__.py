@@ -14,11 +14,12 @@ from paceline.errors import SpecError
 TABLE: dict[str, str] = {
     "single": "paceline.architectures.single:SingleArchitecture",
     "ring": "paceline.architectures.ring:build",
+    "server": "paceline.architectures.server:ServerArchitecture",
     "average": "paceline.architectures.average:AverageArchitecture",
 }
 """Name -> what makes one from `(options, context)`, loaded when asked for."""
 
-SERVERS: dict[str, str] = {}
+SERVERS: dict[str, str] = {"server": "paceline.architectures.server:serve"}
 """Name -> main function `(options, context) -> counters` of its server members."""
 
 

@@ -61,6 +61,8 @@ class Commit(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     worker: int
     step: int
+    scale: float = 1.0
+    """What the averaged gradient is multiplied by first; every worker says the same."""
 
 
 class Declare(Message, frozen=True, array_like=True, tag=True, gc=False):

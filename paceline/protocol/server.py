@@ -55,7 +55,10 @@ class Update(msgspec.Struct, frozen=True):
     chunk: int
     step: int
     parts: tuple[tuple[int, float], ...]
-    """Worker and weight, in the order of workers, so that sums are the same in every run."""
+    """Worker and weight, in the order of workers, so that sums are the same in every run.
+
+    Workers without a gradient are left out, and count as zero; none at all means no update.
+    """
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -243,8 +246,7 @@ class ServerMachine:
                     step.measured = True
                     actions.append(Measure(chunk, slot.version, parts))
                 break
-            if parts:
-                actions.append(Update(chunk, slot.version, parts))
+            actions.append(Update(chunk, slot.version, parts))
             del slot.steps[slot.version]
             slot.version += 1
             self._chosen.pop(self._oldest() - 1, None)

@@ -1,0 +1,120 @@
+"""The flats of a layout as tensors: in private memory or in a shared segment."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.protocol import Chunk, Layout
+from paceline.wire import Segment
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Flats:
+    """One tensor per flat. Pages never touched cost no memory, so each holds the whole layout."""
+
+    def __init__(self, layout: Layout, memory: Tensor, segment: Segment | None = None) -> None:
+        self.segment = segment
+        self._flats: list[Tensor] = []
+        start = 0
+        for flat in layout.flats:
+            stop = start + flat.elements * flat.element_bytes
+            self._flats.append(memory[start:stop].view(DTYPES[flat.kind]))
+            start = stop
+        self._chunks = [self._flats[c.flat][c.start : c.stop] for c in layout.chunks]
+        self._layout = layout
+
+    @classmethod
+    def private(cls, layout: Layout) -> "Flats":
+        return cls(layout, torch.empty(_size_bytes(layout), dtype=torch.uint8))
+
+    @classmethod
+    def shared(cls, layout: Layout, segment: Segment | None = None) -> "Flats":
+        """In a new segment, or in the one given."""
+        segment = segment or Segment.create(_size_bytes(layout))
+        memory = torch.frombuffer(segment.memory, dtype=torch.uint8)
+        return cls(layout, memory[: _size_bytes(layout)], segment)
+
+    def chunk(self, index: int) -> Tensor:
+        return self._chunks[index]
+
+    def parameter(self, index: int, like: Tensor) -> Tensor:
+        """A parameter's place, seen with the shape and strides of `like`."""
+        place = self._layout.places[index]
+        run = self._flats[place.flat][place.start : place.stop]
+        return run.as_strided(like.shape, like.stride(), run.storage_offset())
+
+    def clear_padding(self) -> None:
+        """Zero what no parameter covers: it travels and is updated with its neighbours."""
+        for number, flat in enumerate(self._flats):
+            end = 0
+            for place in (p for p in self._layout.places if p.flat == number):
+                flat[end : place.start].zero_()
+                end = place.stop
+            flat[end:].zero_()
+
+    def close(self) -> None:
+        self._flats, self._chunks = [], []
+        if self.segment is not None:
+            self.segment.close()
+
+
+Piece = tuple[int, int, Tensor]
+"""Elements `start` to `stop` of a chunk, and their values."""
+
+
+def pieces_of(chunk: Chunk, layout: Layout, runs: dict[int, Tensor]) -> list[Piece]:
+    """A chunk's values, taken from the parameters (as runs of memory) it holds parts of."""
+    pieces = []
+    for index in chunk.parameters:
+        place = layout.places[index]
+        start, stop = max(place.start, chunk.start), min(place.stop, chunk.stop)
+        if index in runs:
+            part = runs[index][start - place.start : stop - place.start]
+            pieces.append((start - chunk.start, stop - chunk.start, part))
+    return pieces
+
+
+def gather(pieces: Sequence[Piece], into: Tensor) -> Tensor:
+    """Put the pieces in their places; what no piece covers becomes zero."""
+    end = 0
+    for start, stop, values in pieces:
+        if start > end:
+            into[end:start].zero_()
+        into[start:stop].copy_(values)
+        end = stop
+    if end < into.numel():
+        into[end:].zero_()
+    return into
+
+
+def is_dense(values: Tensor) -> bool:
+    """Its elements fill one run of memory, in whatever order."""
+    steps = zip(values.shape, values.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) == values.numel()
+
+
+def as_run(values: Tensor, like: Tensor) -> Tensor:
+    """`values` as one run of memory in the order `like` has; copied only if theirs differs."""
+    if values.stride() != like.stride():
+        values = torch.empty_like(like, memory_format=torch.preserve_format).copy_(values)
+    return values.as_strided((values.numel(),), (1,), values.storage_offset())
+
+
+def as_buffer(values: Tensor) -> memoryview:
+    """The bytes of a run, for the wire; keeps the tensor alive."""
+    return values.view(torch.uint8).numpy().data
+
+
+def from_buffer(buffer: memoryview, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def _size_bytes(layout: Layout) -> int:
+    return sum(flat.elements * flat.element_bytes for flat in layout.flats)

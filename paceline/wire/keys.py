@@ -1,0 +1,40 @@
+"""The job's secret and what is made from it: who may join, and encryption between hosts."""
+
+import hashlib
+import hmac
+import secrets
+
+import zmq
+from zmq.utils import z85
+
+
+class JobKey:
+    """Everyone who knows the secret is a member; nobody else is."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    @classmethod
+    def random(cls) -> "JobKey":
+        return cls(secrets.token_hex(32))
+
+    def proof(self, name: str) -> bytes:
+        """Shows that the member called `name` knows the secret, without telling it."""
+        return hmac.digest(self._secret, b"member " + name.encode(), "sha256")
+
+    def accepts(self, name: str, proof: bytes) -> bool:
+        return hmac.compare_digest(self.proof(name), proof)
+
+    def protect_server(self, socket: zmq.Socket[bytes]) -> None:
+        """CurveZMQ: only a client that can derive our public key completes the handshake."""
+        public, secret = self._pair()
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+        socket.curve_server = True
+
+    def protect_client(self, socket: zmq.Socket[bytes]) -> None:
+        socket.curve_serverkey = self._pair()[0]
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+
+    def _pair(self) -> tuple[bytes, bytes]:
+        secret = z85.encode(hashlib.sha256(b"curve " + self._secret).digest())
+        return zmq.curve_public(secret), secret
