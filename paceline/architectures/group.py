@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from paceline.architectures.base import Context
 from paceline.errors import MissingError
@@ -29,10 +29,10 @@ def join(context: Context, backend: str) -> None:
     interface = interface_of(identity.address)
     if backend == "gloo" and interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    assert context.store is not None, "a group needs a store"
+    alone = HashStore() if context.store is None else context.store
     dist.init_process_group(
         backend,
-        store=PrefixStore("group", context.store),
+        store=PrefixStore("group", alone),
         rank=identity.rank,
         world_size=identity.workers,
         timeout=timedelta(seconds=context.deadline_seconds),

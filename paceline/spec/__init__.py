@@ -16,6 +16,7 @@ from paceline.spec.architecture import (
     parse_architecture,
 )
 from paceline.spec.cluster import Cluster, Host, Link, parse_link
+from paceline.spec.compare import Axes, Comparison, Paper, comparison_to_toml, load_comparison, vary
 from paceline.spec.experiment import (
     Experiment,
     Fault,
@@ -32,7 +33,9 @@ __all__ = [
     "Architecture",
     "Auto",
     "Average",
+    "Axes",
     "Cluster",
+    "Comparison",
     "Experiment",
     "Fault",
     "Host",
@@ -40,6 +43,7 @@ __all__ = [
     "Link",
     "Measurement",
     "Optimizer",
+    "Paper",
     "Pipeline",
     "Replicated",
     "Ring",
@@ -48,11 +52,14 @@ __all__ = [
     "Single",
     "Workload",
     "architecture_name",
+    "comparison_to_toml",
     "format_architecture",
     "from_tables",
     "load",
+    "load_comparison",
     "parse_architecture",
     "parse_link",
     "replace",
     "to_toml",
+    "vary",
 ]

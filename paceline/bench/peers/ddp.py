@@ -29,7 +29,8 @@ def main() -> None:
         model = DistributedDataParallel(build(member), gradient_as_bucket_view=True)
         optimizer = sgd(member, model)
         train(member, model, optimizer)
-        dist.destroy_process_group()
+        # All leave together, and by ending: freeing a gloo group may hang on its own threads.
+        dist.barrier()
 
 
 def join(member: PeerMember) -> None:

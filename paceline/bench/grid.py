@@ -1,0 +1,179 @@
+"""From a comparison to its cells: every experiment to run, each with a name of its own.
+
+Pure: decides what is run and in which order, runs nothing.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import product
+
+import msgspec
+
+from paceline import spec
+from paceline.bench.peers import Peer, peer
+from paceline.errors import SpecError
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One experiment of a grid, run as it is or by a peer."""
+
+    key: str
+    experiment: spec.Experiment
+    peer: str = ""
+    reference: bool = False
+    """Only there to lay loss curves over; it is no row of the table and runs once."""
+
+    @property
+    def architecture(self) -> str:
+        """What the table calls it: our architecture, or the peer's name."""
+        return self.peer or spec.format_architecture(self.experiment.architecture)
+
+    @property
+    def global_batch(self) -> int:
+        experiment = self.experiment
+        return experiment.workload.global_batch_for(experiment.cluster.workers)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model is really trained: an emulated device computes nothing."""
+        experiment = self.experiment
+        return experiment.engine != "predict" and experiment.cluster.device == "cpu"
+
+
+def cells(comparison: spec.Comparison) -> list[Cell]:
+    """Every cell, the baseline first; combinations that mean the same are one cell."""
+    found: dict[str, Cell] = {}
+    for cell in _expand(comparison):
+        found.setdefault(cell.key, cell)
+    if not found:
+        fix = "name architectures or peers, and workers that fit them."
+        raise SpecError("compare", "there is nothing to run.", fix)
+    if comparison.compare.check_training:
+        for cell in list(found.values()):
+            if cell.learns:
+                reference = single_like(cell)
+                found.setdefault(reference.key, reference)
+    return list(found.values())
+
+
+def schedule(cells: list[Cell], repeats: int) -> Iterator[tuple[int, Cell]]:
+    """The order of runs: repeats interleaved, so that noise hits all cells alike."""
+    for repeat in range(repeats):
+        for cell in cells:
+            if repeat == 0 or not cell.reference:
+                yield repeat, cell
+
+
+def single_like(cell: Cell) -> Cell:
+    """The cell that trains the same global batch on one worker, here."""
+    alone = _alone(cell.experiment, cell.global_batch, engine="here", link="", container="")
+    return msgspec.structs.replace(_cell(alone), reference=True)
+
+
+def baseline_like(cell: Cell) -> Cell:
+    """The cell that speed-up is measured against: one worker, the same device and workload."""
+    workload = cell.experiment.workload
+    return _cell(_alone(cell.experiment, workload.global_batch or workload.batch))
+
+
+def _alone(experiment: spec.Experiment, batch: int, **changes: object) -> spec.Experiment:
+    """The experiment on one worker of the same kind."""
+    one = {"workers": 1, "servers": 0, "shares": (), "hosts": ()}
+    sizes = {"batch": batch, "global_batch": 0}
+    return spec.replace(experiment, architecture=spec.Single(), **one, **sizes, **changes)
+
+
+def _expand(comparison: spec.Comparison) -> Iterator[Cell]:
+    axes, base = comparison.compare, _with_threads(comparison)
+    architectures = axes.architectures or (
+        () if axes.peers else (spec.format_architecture(base.architecture),)
+    )
+    for experiment in _surroundings(base, axes):
+        workload = experiment.workload
+        yield _cell(_alone(experiment, workload.global_batch or workload.batch))
+        for text, workers in product(architectures, axes.workers or (base.cluster.workers,)):
+            yield from _ours(experiment, spec.parse_architecture(text), workers, axes)
+        for name, workers in product(axes.peers, axes.workers or (base.cluster.workers,)):
+            yield from _theirs(experiment, peer(name), workers, axes)
+
+
+def _surroundings(base: spec.Experiment, axes: spec.Axes) -> Iterator[spec.Experiment]:
+    """All that is the same for every architecture: workload, network, device, engine."""
+    workload, cluster = base.workload, base.cluster
+    models = axes.models or (f"{workload.model}@{workload.data}",)
+    batches: list[dict[str, int]] = [{"batch": size, "global_batch": 0} for size in axes.batches]
+    batches += [{"batch": 0, "global_batch": size} for size in axes.global_batches]
+    for model, batch, link, device, engine, container in product(
+        models,
+        batches or [{}],
+        axes.links or (cluster.link,),
+        axes.devices or (cluster.device,),
+        axes.engines or (base.engine,),
+        axes.containers or (cluster.container,),
+    ):
+        name, _, data = model.partition("@")
+        yield spec.replace(
+            base,
+            architecture=spec.Auto(),
+            model=name,
+            data=data or workload.data,
+            link=link if engine != "here" else "",
+            device=device if engine != "here" else "cpu",
+            engine=engine,
+            container=container,
+            **batch,
+        )
+
+
+def _ours(
+    experiment: spec.Experiment, architecture: spec.Architecture, workers: int, axes: spec.Axes
+) -> Iterator[Cell]:
+    if isinstance(architecture, spec.Single):
+        return  # there already, as the baseline
+    takes_servers = isinstance(architecture, spec.Server) and architecture.placement != "colocated"
+    takes_servers |= isinstance(architecture, spec.Hybrid) and architecture.between == "server"
+    asked = axes.servers or (experiment.cluster.servers or 1,)
+    for servers in asked if takes_servers else (0,):
+        yield _cell(
+            spec.replace(experiment, architecture=architecture, workers=workers, servers=servers)
+        )
+
+
+def _theirs(
+    experiment: spec.Experiment, peer: Peer, workers: int, axes: spec.Axes
+) -> Iterator[Cell]:
+    if peer.one_worker_only and workers > 1:
+        return
+    asked = axes.servers or (experiment.cluster.servers or 1,)
+    for servers in asked if peer.takes_servers else (0,):
+        changed = spec.replace(experiment, architecture=peer.like, workers=workers, servers=servers)
+        yield _cell(changed, peer.name)
+
+
+def _with_threads(comparison: spec.Comparison) -> spec.Experiment:
+    """Every worker of the grid gets the same compute, however many there are: it is one device."""
+    base = comparison.experiment
+    if base.cluster.threads:
+        return base
+    most = max(comparison.compare.workers or (base.cluster.workers,))
+    return spec.replace(base, threads=max(1, len(os.sched_getaffinity(0)) // most))
+
+
+def _cell(experiment: spec.Experiment, peer: str = "") -> Cell:
+    workload, cluster = experiment.workload, experiment.cluster
+    total = f"g{workload.global_batch}" if workload.global_batch else f"b{workload.batch or 32}"
+    parts = [
+        workload.model,
+        workload.data,
+        total,
+        peer or spec.format_architecture(experiment.architecture),
+        f"w{cluster.workers}",
+        f"s{experiment.num_servers}" if experiment.num_servers else "",
+        experiment.engine if experiment.engine != "here" else "",
+        cluster.link if experiment.engine != "here" else "",
+        cluster.device if cluster.device != "cpu" else "",
+        cluster.container,
+    ]
+    key = re.sub(r"[^A-Za-z0-9.=+-]+", "_", "-".join(filter(None, parts)))
+    return Cell(key=key, experiment=spec.replace(experiment, name=key), peer=peer)

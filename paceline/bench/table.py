@@ -1,0 +1,253 @@
+"""From the runs of a comparison to its rows, and the sentence above them. Reads records only.
+
+What a run did not measure is absent from its row.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from paceline import record
+from paceline.bench.grid import Cell, baseline_like, single_like
+from paceline.bench.peers import PEERS
+from paceline.bench.statistics import Estimate, estimate, overlap
+from paceline.record import RunFolder, Summary
+
+SAME_TRAINING = 1e-3
+"""Largest relative difference of two losses that float32 rounding and 50 steps explain."""
+
+FORMAT_VERSION = 1
+
+
+class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One cell, over all its repeats."""
+
+    cell: str
+    architecture: str
+    """Ours as typed, or the peer's name."""
+
+    model: str
+    data: str
+    batch: int
+    """Samples per worker."""
+
+    global_batch: int
+    workers: int
+    servers: int
+    engine: str
+    peer: bool = False
+    link: str | None = None
+    device: str | None = None
+    container: str | None = None
+    versions: dict[str, str] | None = None
+    repeats: int = 0
+    samples_per_second: Estimate | None = None
+    speedup: float | None = None
+    """Against `single` on the same device and batch."""
+
+    efficiency: float | None = None
+    step_seconds: float | None = None
+    jitter_seconds: float | None = None
+    exchange_exposed_seconds: float | None = None
+    breakdown_seconds: dict[str, float] | None = None
+    cpu_fraction: float | None = None
+    """Cores busy over all members."""
+
+    bytes_per_step: float | None = None
+    """Sent by all members together."""
+
+    packets_per_step: float | None = None
+    max_rss_bytes: int | None = None
+    """Over all members; memory that members share is counted for each."""
+
+    epoch_seconds: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    accuracy: dict[str, float] | None = None
+    staleness: dict[str, float] | None = None
+    trains_like_single: bool | None = None
+    loss_difference: float | None = None
+    """Largest relative difference from `single`'s loss of the same step."""
+
+    verdict: str | None = None
+    failed: str | None = None
+    """Why there are no figures."""
+
+    runs: list[str] = msgspec.field(default_factory=list)
+
+
+class Table(msgspec.Struct, kw_only=True):
+    """The answer of a comparison."""
+
+    format_version: int
+    name: str
+    rows: list[Row]
+    verdict: str
+
+
+def tabulate(
+    name: str,
+    cells: Sequence[Cell],
+    finished: Mapping[str, Sequence[Path]],
+    reasons: Mapping[str, str],
+) -> Table:
+    """Rows in the order of the cells; references leave none."""
+    runs = {key: [RunFolder(path) for path in paths] for key, paths in finished.items()}
+    rows = [
+        _row(cell, runs.get(cell.key, []), reasons.get(cell.key))
+        for cell in cells
+        if not cell.reference
+    ]
+    by_key = {row.cell: row for row in rows}
+    for cell in cells:
+        if not cell.reference:
+            row = by_key[cell.key]
+            _add_speedup(row, by_key.get(baseline_like(cell).key))
+            if cell.learns:
+                _add_training(row, runs.get(cell.key, []), runs.get(single_like(cell).key, []))
+    return Table(format_version=FORMAT_VERSION, name=name, rows=rows, verdict=verdict(rows))
+
+
+def _row(cell: Cell, runs: Sequence[RunFolder], reason: str | None) -> Row:
+    experiment = cell.experiment
+    workload, cluster = experiment.workload, experiment.cluster
+    row = Row(
+        cell=cell.key,
+        architecture=cell.architecture,
+        peer=bool(cell.peer),
+        model=workload.model,
+        data=workload.data,
+        batch=cell.global_batch // cluster.workers,
+        global_batch=cell.global_batch,
+        workers=cluster.workers,
+        servers=experiment.num_servers,
+        engine=experiment.engine,
+        link=cluster.link or None,
+        device=cluster.device,
+        container=cluster.container or None,
+        repeats=len(runs),
+        failed=None if runs else reason or "not run yet",
+        runs=[str(run.path) for run in runs],
+    )
+    if runs:
+        _add_figures(row, [run.summary() for run in runs])
+    return row
+
+
+def _add_figures(row: Row, summaries: Sequence[Summary]) -> None:
+    rates = [s.samples_per_second for s in summaries if isinstance(s.samples_per_second, float)]
+    steps = [s.step_seconds for s in summaries if isinstance(s.step_seconds, record.StepSeconds)]
+    row.samples_per_second = estimate(rates) if rates else None
+    if steps:
+        row.step_seconds = median(step.median for step in steps)
+        row.jitter_seconds = median(step.jitter for step in steps)
+    parts = [s.breakdown_seconds for s in summaries if isinstance(s.breakdown_seconds, dict)]
+    if parts and parts[0]:
+        row.breakdown_seconds = {p: median(part.get(p, 0.0) for part in parts) for p in parts[0]}
+        row.exchange_exposed_seconds = row.breakdown_seconds.get("exchange_exposed")
+    row.cpu_fraction = _median(_total(s, "cpu_fraction") for s in summaries)
+    row.bytes_per_step = _median(_per_step(s, "bytes_sent") for s in summaries)
+    row.packets_per_step = _median(_per_step(s, "packets_sent") for s in summaries)
+    memory = _median(_total(s, "max_rss_bytes") for s in summaries)
+    row.max_rss_bytes = None if memory is None else int(memory)
+    row.epoch_seconds = _median(_number(s.epoch_seconds) for s in summaries)
+    last = summaries[-1]
+    if isinstance(last.loss, record.Loss):
+        row.loss_first, row.loss_last = last.loss.first, last.loss.last
+    row.accuracy = last.accuracy if isinstance(last.accuracy, dict) else None
+    row.staleness = last.staleness if isinstance(last.staleness, dict) else None
+    row.verdict = last.verdict if isinstance(last.verdict, str) else None
+    if row.peer and last.members:
+        wanted = PEERS[row.architecture].packages
+        known = last.members[0].versions
+        row.versions = {name: known[name] for name in wanted if name in known}
+
+
+def _add_speedup(row: Row, baseline: Row | None) -> None:
+    if row.samples_per_second and baseline is not None and baseline.samples_per_second:
+        row.speedup = _rate(row) / _rate(baseline)
+        row.efficiency = row.speedup / row.workers
+
+
+def _add_training(row: Row, runs: Sequence[RunFolder], references: Sequence[RunFolder]) -> None:
+    if not runs or not references:
+        return
+    difference = loss_difference(runs[0], references[0])
+    if difference is not None:
+        row.loss_difference = difference
+        row.trains_like_single = difference <= SAME_TRAINING
+
+
+def loss_difference(run: RunFolder, reference: RunFolder) -> float | None:
+    """Largest relative difference of the losses of the same step; None where none are known."""
+    own, expected = _losses(run), _losses(reference)
+    common = own.keys() & expected.keys()
+    if not common:
+        return None
+    return max(abs(own[step] - expected[step]) / max(abs(expected[step]), 1e-12) for step in common)
+
+
+def _losses(run: RunFolder) -> dict[int, float]:
+    workers = [member.name for member in run.members() if member.role == "worker"]
+    return record.losses({name: steps for name in workers if (steps := run.steps(name))})
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """One sentence: which is fastest, by how much, and whether it is the same training."""
+    timed = [row for row in rows if row.samples_per_second is not None]
+    if not timed:
+        return "Nothing could be measured; the rows say why."
+    groups = {(r.model, r.data, r.engine, r.link, r.device) for r in timed}
+    if len(groups) > 1:
+        return f"{len(timed)} of {len(rows)} cells measured over {len(groups)} settings."
+    best = max(timed, key=_rate)
+    others = [row for row in timed if row is not best and row.workers == best.workers]
+    text = f"Fastest: {_name(best)}, {_rate(best):.0f} samples/s"
+    if best.speedup is not None and best.workers > 1:
+        text += f", {best.speedup:.2f} times single ({best.efficiency:.0%} efficiency)"
+    if others:
+        second = max(others, key=_rate)
+        text += f"; then {_name(second)} at {_rate(second) / _rate(best):.0%} of it"
+        assert best.samples_per_second is not None
+        assert second.samples_per_second is not None
+        if overlap(best.samples_per_second, second.samples_per_second):
+            text += ", too close to call"
+    if best.trains_like_single is False:
+        text += ". But it does not train like single"
+        like = [row for row in timed if row.trains_like_single and row.workers == best.workers]
+        if like:
+            same = max(like, key=_rate)
+            text += f": the fastest that does is {_name(same)}, {_rate(same):.0f} samples/s"
+    return text + "."
+
+
+def _name(row: Row) -> str:
+    members = f"{row.workers} worker" + ("s" if row.workers > 1 else "")
+    return f"{row.architecture} on {members}" + (f", {row.servers} servers" * (row.servers > 1))
+
+
+def _rate(row: Row) -> float:
+    assert row.samples_per_second is not None
+    return row.samples_per_second.median
+
+
+def _total(summary: Summary, field: str) -> float | None:
+    values = [getattr(member, field) for member in summary.members]
+    known = [float(value) for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _per_step(summary: Summary, field: str) -> float | None:
+    total = _total(summary, field)
+    return total / summary.steps if total is not None and isinstance(summary.steps, int) else None
+
+
+def _number(value: float | msgspec.UnsetType) -> float | None:
+    return value if isinstance(value, float) else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,151 @@
+"""`paceline compare`: one workload over architectures, workers, networks and peers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import flags
+
+SETTINGS = {
+    "epilog": "Example: paceline compare --peers ddp,tensorflow-collective --architectures "
+    "ring,server --model tutorial-cnn --workers 1,2. Several architectures with options are told "
+    "apart by spaces: --architectures 'ring server:mode=async,chunk=256KiB'."
+}
+
+List = Annotated[str | None, typer.Option(help="Several, with commas between.")]
+
+
+def command(
+    file: Annotated[
+        Path | None, typer.Argument(help="An experiment file with a [compare] table.")
+    ] = None,
+    architectures: Annotated[
+        str | None, typer.Option(help="ring,server,… or 'ring server:mode=async,window=8'.")
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="ddp, tensorflow-collective, tensorflow-server, horovod, …")
+    ] = None,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(help="Another interpreter for peers: PYTHON, or PEER=PYTHON; repeatable."),
+    ] = None,
+    model: List = None,
+    data: Annotated[str | None, typer.Option(help="A data set: shapes, cifar10, mnist, …")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data already lies.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Synthetic samples: 3,64,64.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Samples per worker: 32,100.")] = None,
+    global_batch: Annotated[str | None, typer.Option(help="Samples over all: 64,128.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps of each run.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr")] = None,
+    workers: Annotated[str | None, typer.Option(help="Numbers of workers: 1,2,4.")] = None,
+    servers: Annotated[str | None, typer.Option(help="Numbers of dedicated servers: 1,2.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
+    on: Annotated[str | None, typer.Option("--on", help="Engines: here,tunnel,predict.")] = None,
+    link: Annotated[str | None, typer.Option(help="Networks: '1gbit 10gbit'.")] = None,
+    device: Annotated[str | None, typer.Option(help="Devices: k80,p100.")] = None,
+    container: Annotated[str | None, typer.Option(help="Containers: 'bare podman:IMAGE'.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Runs of each cell; 3 when left out.")] = None,
+    check: Annotated[
+        bool | None, typer.Option("--check/--no-check", help="Lay loss curves over single's.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this comparison where it stopped.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the file's [quick] table.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what members print.")] = False,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page.")] = True,
+    out: flags.Out = None,
+    json: flags.Json = False,
+    dry_run: flags.DryRun = False,
+) -> None:
+    """Compare architectures, networks and peers on one workload: a table, a verdict, a page."""
+    from paceline import spec
+    from paceline.bench.compare import ComparisonFolder
+    from paceline.cli import comparing, console
+    from paceline.errors import SpecError
+
+    pythons = _pythons(peer_python or [])
+    if resume is not None:
+        comparing.run(ComparisonFolder.open(resume), pythons, json=json, verbose=verbose, page=page)
+        return
+    base = spec.load_comparison(file) if file else spec.Comparison(experiment=spec.Experiment())
+    base = base.quickly() if quick else base
+    fields: dict[str, object] = {
+        "data": data,
+        "data_dir": data_dir,
+        "input_shape": _numbers(shape, "--shape"),
+        "steps": steps,
+        "threads": threads,
+        "optimizer": None if learning_rate is None else {"learning_rate": learning_rate},
+    }
+    axes = {
+        "architectures": _architectures(architectures),
+        "peers": _words(peers),
+        "models": _words(model),
+        "batches": _numbers(batch, "--batch"),
+        "global_batches": _numbers(global_batch, "--global-batch"),
+        "workers": _numbers(workers, "--workers"),
+        "servers": _numbers(servers, "--servers"),
+        "links": None if link is None else link.split(),
+        "devices": _words(device),
+        "engines": _words(on),
+        "containers": None if container is None else [_bare(c) for c in container.split()],
+        "repeats": repeats,
+        "check_training": check,
+    }
+    comparison = spec.vary(base, fields, axes)
+    comparing.check(comparison)
+    if dry_run:
+        console.out.print(spec.comparison_to_toml(comparison), markup=False)
+        return
+    if file is None and not (architectures or peers):
+        fix = "name --architectures or --peers, or a file with a [compare] table."
+        raise SpecError("compare", "there is nothing to compare.", fix)
+    path = console.new_run_path(f"compare-{comparison.name}", out)
+    folder = ComparisonFolder.create(path, comparison)
+    comparing.run(folder, pythons, json=json, verbose=verbose, page=page)
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word for word in text.replace(" ", ",").split(",") if word]
+
+
+def _numbers(text: str | None, where: str) -> list[int] | None:
+    from paceline.errors import SpecError
+
+    if text is None:
+        return None
+    words = _words(text) or []
+    if not words or not all(word.isdigit() for word in words):
+        raise SpecError(where, f'"{text}" is not a list of numbers.', "write 1,2,4.")
+    return [int(word) for word in words]
+
+
+def _architectures(text: str | None) -> list[str] | None:
+    """Commas part names, and options too: a piece with "=" but no ":" is the last one's option."""
+    if text is None:
+        return None
+    found: list[str] = []
+    for word in text.split():
+        for piece in filter(None, word.split(",")):
+            if found and "=" in piece and ":" not in piece:
+                found[-1] += f",{piece}"
+            else:
+                found.append(piece)
+    return found
+
+
+def _pythons(given: list[str]) -> dict[str, str]:
+    """Peer -> interpreter; the empty name stands for all peers."""
+    from paceline.bench.peers import peer
+
+    pythons: dict[str, str] = {}
+    for text in given:
+        name, equals, python = text.partition("=")
+        pythons[peer(name, "--peer-python").name if equals else ""] = python or text
+    return pythons
+
+
+def _bare(container: str) -> str:
+    return "" if container == "bare" else container
