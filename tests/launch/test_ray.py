@@ -4,7 +4,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,24 +15,6 @@ from paceline.launch import MemberCommand, identify, to_environment
 from paceline.launch import ray as launcher
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """Two nodes of one core each."""
-    pytest.importorskip("ray", reason="needs the extra paceline[ray]")
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    before = os.environ.get("RAY_ADDRESS")
-    try:
-        made.add_node(**node)
-        os.environ["RAY_ADDRESS"] = made.address
-        yield made.address
-    finally:
-        made.shutdown()
-        os.environ.pop("RAY_ADDRESS") if before is None else os.environ.update(RAY_ADDRESS=before)
-
-
 def command(identity: launcher.Identity, script: str) -> MemberCommand:
     return MemberCommand(
         name=identity.name,
@@ -42,7 +23,7 @@ def command(identity: launcher.Identity, script: str) -> MemberCommand:
     )
 
 
-def test_members_land_on_both_nodes_and_know_who_they_are(cluster: str, tmp_path: Path) -> None:
+def test_members_land_on_both_nodes_and_know_who_they_are(ray_cluster: str, tmp_path: Path) -> None:
     (tmp_path / "members").mkdir()
     said: dict[str, list[str]] = {}
     script = (
@@ -71,7 +52,7 @@ def test_members_land_on_both_nodes_and_know_who_they_are(cluster: str, tmp_path
     assert len(server.key) == 64
 
 
-def test_one_failure_ends_all(cluster: str, tmp_path: Path) -> None:
+def test_one_failure_ends_all(ray_cluster: str, tmp_path: Path) -> None:
     (tmp_path / "members").mkdir()
     scripts = {
         "worker0": "import os, time; print(os.getpid(), flush=True); time.sleep(300)",
