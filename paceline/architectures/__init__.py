@@ -51,13 +51,17 @@ def resolve(
     return spec.Ring(), "an all-reduce uses every link in both directions and needs no servers"
 
 
-def _entry(table: dict[str, str], options: spec.Architecture) -> Callable[..., Any]:
+def require_known(options: spec.Architecture) -> None:
+    """Raise SpecError for an architecture that can be written but is not in this version."""
     name = spec.architecture_name(options)
-    if name not in table:
-        raise SpecError(
-            "architecture", f'"{name}" is not built yet.', f"one of: {', '.join(table)}."
-        )
-    module, _, attribute = table[name].partition(":")
+    if name not in TABLE:
+        problem = f'"{name}" is not in this version yet.'
+        raise SpecError("architecture", problem, f"use one of: {', '.join(TABLE)}.")
+
+
+def _entry(table: dict[str, str], options: spec.Architecture) -> Callable[..., Any]:
+    require_known(options)
+    module, _, attribute = table[spec.architecture_name(options)].partition(":")
     entry: Callable[..., Any] = getattr(import_module(module), attribute)
     return entry
 

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """Typer carries its own copy of click, whose exceptions are not click's."""
 
-VERBS = ("train", "run", "compare", "net", "profile")
+VERBS = ("train", "run", "demo", "compare", "reproduce", "net", "profile", "kubernetes", "slurm")
 """Each is a module here with a function `command`. They load nothing heavy until called."""
 
 app = typer.Typer(
@@ -27,13 +27,23 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(f"paceline {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version and stop.",
+    ),
+) -> None:
+    """Only the options before a verb; verbs are the files beside this one."""
 
 
 for _verb in VERBS:

@@ -40,6 +40,7 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
     chosen, reason = architectures.resolve(
         experiment.architecture, workers=cluster.workers, hosts=hosts, gpus=_gpus()
     )
+    architectures.require_known(chosen)
     if isinstance(experiment.architecture, spec.Auto):
         console.err.print(f"architecture: {spec.format_architecture(chosen)}, because {reason}")
     return spec.replace(experiment, architecture=chosen)

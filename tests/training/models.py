@@ -1,0 +1,21 @@
+"""Models for the loop's tests, named to it as "module:function"."""
+
+import time
+
+from torch import nn
+
+from paceline.training.session import init
+
+
+def broken_on_worker_1() -> nn.Module:
+    """Cannot be built on worker 1."""
+    if init().rank == 1:
+        time.sleep(0.5)
+        raise RuntimeError("planted failure")
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+
+def with_dropout(num_classes: int) -> nn.Module:
+    """Draws random numbers in every step."""
+    layers = [nn.Linear(3 * 32 * 32, 32), nn.Dropout(0.5), nn.Linear(32, num_classes)]
+    return nn.Sequential(nn.Flatten(), *layers)
