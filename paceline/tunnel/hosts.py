@@ -89,17 +89,28 @@ class Tunnel:
         """Address of the bridge of `rack`: a peer that only the host's own cable separates."""
         return f"10.77.255.{self.racks.index(rack) + 1}"
 
+    def bridge(self, rack: str) -> str:
+        return f"rack{self.racks.index(rack)}"
+
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` inside `host`."""
         return ["ip", "netns", "exec", self.namespace(host), *argv]
+
+    def port(self, host: str) -> str:
+        """The switch's interface at the other end of the host's cable."""
+        return self._ports[host]
+
+    def sent_by(self, namespace: str, interface: str) -> QueueCount:
+        """What an interface of a host or of the switch has sent until now."""
+        out, _ = self._counters[namespace].read()
+        return out[interface]
 
     def traffic(self) -> dict[str, HostTraffic]:
         """What every host has sent and received until now."""
         at_switch, _ = self._counters[SWITCH].read()
         traffic = {}
         for name, port in self._ports.items():
-            out, _ = self._counters[name].read()
-            traffic[name] = HostTraffic(sent=out["eth0"], received=at_switch[port])
+            traffic[name] = HostTraffic(sent=self.sent_by(name, "eth0"), received=at_switch[port])
         return traffic
 
     def reshape(self, host: str, link: Link) -> None:
@@ -138,9 +149,9 @@ class Tunnel:
         quiet = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
         commands = ["link set lo up"]
         for index, rack in enumerate(self.racks):
-            bridge = f"rack{index}"
+            bridge = self.bridge(rack)
             commands += [
-                f"link add {bridge} address {_mac(0xFF00 + index)} {quiet}",
+                f"link add {bridge} address {_bridge_mac(index)} {quiet}",
                 f"address add {self.rack_address(rack)}/{_NETWORK_BITS} dev {bridge}",
                 f"link set {bridge} up",
             ]
@@ -163,17 +174,19 @@ class Tunnel:
 
     def _build_host(self, index: int, plan: HostPlan, use_netem: bool) -> None:
         namespace, switch = self.namespace(plan.name), self.namespace(SWITCH)
-        port, bridge = self._ports[plan.name], f"rack{self.racks.index(plan.rack)}"
+        port, bridge = self._ports[plan.name], self.bridge(plan.rack)
         if plan.link.latency_seconds and not use_netem:
             self._relays.append(delay.Relay(namespace, "eth0", switch, port, plan.link))
         else:
             ip("link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", switch,
                namespace=namespace)  # fmt: skip
         ip("link", "set", port, "master", bridge, "up", namespace=switch)
+        known = {_address(other): _mac(other) for other in range(len(self.plans)) if other != index}
+        # Bridges of several racks share one namespace, which may answer for the wrong one.
+        known |= {self.rack_address(rack): _bridge_mac(i) for i, rack in enumerate(self.racks)}
         neighbours = [
-            f"neighbour add {_address(other)} lladdr {_mac(other)} dev eth0 nud permanent"
-            for other in range(len(self.plans))
-            if other != index
+            f"neighbour add {address} lladdr {mac} dev eth0 nud permanent"
+            for address, mac in known.items()
         ]
         bring_up = [
             "link set lo up",
@@ -206,6 +219,10 @@ def _mac(index: int) -> str:
     return f"02:70:6c:00:{index >> 8:02x}:{index & 0xFF:02x}"
 
 
+def _bridge_mac(index: int) -> str:
+    return _mac(0xFF00 + index)
+
+
 def _tune(window_bytes: int) -> None:
     """Settings of the namespace this thread is in: no IPv6, TCP buffers that fit the links."""
     settings = {
@@ -218,6 +235,9 @@ def _tune(window_bytes: int) -> None:
         # namespace may choose.
         "ipv4/tcp_congestion_control": "reno",
         "ipv4/tcp_no_metrics_save": "1",
+        # A burst from a bridge may be answered through another rack's.
+        "ipv4/conf/all/rp_filter": "0",
+        "ipv4/conf/default/rp_filter": "0",
     }
     for name, value in settings.items():
         path = Path("/proc/sys/net") / name
