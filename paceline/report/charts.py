@@ -1,0 +1,347 @@
+"""Charts as Vega-Lite, made with Altair from plain rows. Colours of text and axes are the page's.
+
+Every chart names its data set and takes the width it is given, so that a page may hold many charts
+over one set, and a phone may show them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from paceline.record import PHASES
+from paceline.report.rows import AXES, Group, labels
+
+Values = list[dict[str, Any]]
+
+SERIES_COLOURS = (
+    "#4269d0", "#ff725c", "#3ca951", "#efb118", "#a463f2", "#6cc5b0", "#ff8ab7", "#9c6b4e",
+    "#97bbf5", "#9498a0",
+)  # fmt: skip
+"""Told apart on white and on black, and by most colour-blind people."""
+
+PHASE_COLOURS = {
+    "forward": "#4269d0",
+    "backward": "#7f9ce2",
+    "update": "#b3c3ef",
+    "input": "#a463f2",
+    "exchange exposed": "#ff725c",
+    "wait": "#efb118",
+    "other": "#9498a0",
+}
+"""Work in blues; what is lost in warm colours."""
+
+IDEAL_COLOUR = "#8a8f98"
+HEIGHT = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One picture: `name` is its file's, `data` the set it draws from."""
+
+    name: str
+    title: str
+    data: str
+    spec: dict[str, Any]
+
+
+def scaling(group: Group, data: str) -> list[Chart]:
+    """Throughput, and speed-up and efficiency where one worker was measured too.
+
+    One row alone has nothing to be drawn against.
+    """
+    if len(group.rows) == 1:
+        return []
+    found = [_throughput(group, data)]
+    if group.has_lines and group.axis == "workers" and any(row.speedup for row in group.rows):
+        found += [_speedup(group, data), _efficiency(group, data)]
+    return found
+
+
+def scaling_values(group: Group) -> Values:
+    """One point per row."""
+    names = labels(group.rows)
+    return [
+        {
+            "series": group.series[row.cell],
+            "label": names[row.cell],
+            "x": getattr(row, group.axis),
+            "rate": _round(row.samples_per_second.median),
+            "low": _round(row.samples_per_second.low),
+            "high": _round(row.samples_per_second.high),
+            **({"speedup": _round(row.speedup)} if row.speedup is not None else {}),
+            **({"efficiency": _round(row.efficiency)} if row.efficiency is not None else {}),
+        }
+        for row in group.rows
+        if row.samples_per_second is not None
+    ]
+
+
+def _throughput(group: Group, data: str) -> Chart:
+    base = _chart(data)
+    if not group.has_lines:
+        chart = base.mark_bar(cornerRadiusEnd=2, size=18).encode(
+            y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
+            x=alt.X("rate:Q", title="samples/s"),
+            color=_colour(group),
+            tooltip=["label:N", _tip("rate", "samples/s", ",.1f")],
+        )
+        chart = chart.properties(height=alt.Step(30))
+        return Chart(
+            name=_named("throughput", data), title="Throughput", data=data, spec=_dict(chart)
+        )
+    x = _axis(group)
+    lines = base.mark_line(point=True).encode(
+        x=x,
+        y=alt.Y("rate:Q", title="samples/s", scale=alt.Scale(zero=True)),
+        color=_colour(group),
+        tooltip=["label:N", _tip("rate", "samples/s", ",.1f")],
+    )
+    bars = base.mark_rule(strokeWidth=1.5, opacity=0.6).encode(
+        x=x, y="low:Q", y2="high:Q", color=_colour(group)
+    )
+    chart = alt.layer(bars, lines).properties(height=HEIGHT)
+    return Chart(name=_named("throughput", data), title="Throughput", data=data, spec=_dict(chart))
+
+
+def _speedup(group: Group, data: str) -> Chart:
+    base, x = _chart(data), _axis(group)
+    most = max(row.workers for row in group.rows)
+    ends = alt.Data(values=[{"x": 1, "speedup": 1}, {"x": most, "speedup": most}])
+    ideal = (
+        alt.Chart(ends, width="container")
+        .mark_line(strokeDash=[5, 4], color=IDEAL_COLOUR, strokeWidth=1.5)
+        .encode(x=x, y="speedup:Q")
+    )
+    word = (
+        alt.Chart(alt.Data(values=[{"x": most, "speedup": most, "text": "ideal"}]))
+        .mark_text(align="right", dx=-14, dy=8, color=IDEAL_COLOUR)
+        .encode(x=x, y="speedup:Q", text="text:N")
+    )
+    lines = base.mark_line(point=True).encode(
+        x=x,
+        y=alt.Y("speedup:Q", title="times one worker", scale=alt.Scale(zero=True)),
+        color=_colour(group),
+        tooltip=["label:N", _tip("speedup", "speed-up", ".2f")],
+    )
+    chart = alt.layer(ideal, word, lines.transform_filter("isValid(datum.speedup)"))
+    chart = chart.properties(height=HEIGHT)
+    return Chart(name=_named("speedup", data), title="Speed-up", data=data, spec=_dict(chart))
+
+
+def _efficiency(group: Group, data: str) -> Chart:
+    lines = _chart(data).mark_line(point=True)
+    chart = lines.encode(
+        x=_axis(group),
+        y=alt.Y(
+            "efficiency:Q",
+            title="speed-up ÷ workers",
+            axis=alt.Axis(format="%"),
+            scale=alt.Scale(domainMin=0),
+        ),
+        color=_colour(group),
+        tooltip=["label:N", _tip("efficiency", "efficiency", ".0%")],
+    )
+    chart = chart.transform_filter("isValid(datum.efficiency)").properties(height=HEIGHT)
+    return Chart(name=_named("efficiency", data), title="Efficiency", data=data, spec=_dict(chart))
+
+
+def breakdown_values(group: Group) -> Values:
+    """Milliseconds per phase and row; what the phases leave of the step is "other"."""
+    names, values = labels(group.rows), []
+    for row in group.rows:
+        if not row.breakdown_seconds:
+            continue
+        parts = {phase.replace("_", " "): row.breakdown_seconds.get(phase, 0.0) for phase in PHASES}
+        if row.step_seconds is not None:
+            parts["other"] = max(0.0, row.step_seconds - sum(parts.values()))
+        values += [
+            {"label": names[row.cell], "phase": phase, "ms": _round(1e3 * parts[phase]), "order": n}
+            for n, phase in enumerate(PHASE_COLOURS)
+            if parts.get(phase)
+        ]
+    return values
+
+
+def breakdown(data: str) -> Chart:
+    chart = (
+        _chart(data)
+        .mark_bar(size=18)
+        .encode(
+            y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
+            x=alt.X("ms:Q", title="ms per step", axis=alt.Axis(tickCount=8)),
+            color=alt.Color(
+                "phase:N",
+                title=None,
+                scale=alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values())),
+                legend=alt.Legend(orient="top", columns=3, symbolType="square"),
+            ),
+            order="order:Q",
+            tooltip=["label:N", "phase:N", _tip("ms", "ms per step", ",.2f")],
+        )
+        .properties(height=alt.Step(30))
+    )
+    title = "Where a step's time goes"
+    return Chart(name=_named("breakdown", data), title=title, data=data, spec=_dict(chart))
+
+
+SECONDS = ("seconds", "seconds")
+
+
+def losses(data: str, names: Sequence[str] = ()) -> list[Chart]:
+    """Loss against step and against time."""
+    loss = ("loss", "loss")
+    return [
+        _line(data, names, ("step", "step"), loss, "Loss against step", "loss-step"),
+        _line(data, names, SECONDS, loss, "Loss against time", "loss-time"),
+    ]
+
+
+def throughput_over_time(data: str) -> Chart:
+    return _line(data, ["all"], SECONDS, ("rate", "samples/s"), "Throughput", "rate")
+
+
+SERIES = {
+    "cpu": ("CPU", "cores busy"),
+    "memory": ("Memory", "MB resident"),
+    "sent": ("Bytes sent", "MB/s"),
+    "received": ("Bytes received", "MB/s"),
+    "packets_sent": ("Packets sent", "packets/s"),
+    "packets_received": ("Packets received", "packets/s"),
+}
+"""Measure of a member's samples -> title and unit."""
+
+
+def series(data: str, present: Sequence[str], names: Sequence[str] = ()) -> list[Chart]:
+    """Each measure over time, a line per member."""
+    return [
+        _line(data, names, SECONDS, (measure, unit), title, measure.replace("_", "-"))
+        for measure, (title, unit) in SERIES.items()
+        if measure in present
+    ]
+
+
+def staleness(data: str) -> Chart:
+    """How many updates old the weights were that a gradient was made from."""
+    chart = (
+        _chart(data)
+        .mark_bar(cornerRadiusEnd=2)
+        .encode(
+            x=alt.X("staleness:O", title="updates behind", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("count:Q", title="gradients", stack=True),
+            color=alt.Color("series:N", title=None, scale=alt.Scale(range=list(SERIES_COLOURS))),
+            tooltip=["series:N", "staleness:O", "count:Q"],
+        )
+        .properties(height=HEIGHT)
+    )
+    return Chart(name=_named("staleness", data), title="Staleness", data=data, spec=_dict(chart))
+
+
+def theme(dark: bool) -> Mapping[str, Any]:
+    """Vega's configuration on a light or a dark ground."""
+    ink, faint, line = (
+        ("#e6e7ea", "#9aa0aa", "#2b2f37") if dark else ("#1d2129", "#69707d", "#e7e9ee")
+    )
+    font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+    return {
+        "background": "transparent",
+        "font": font,
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": faint,
+            "titleColor": faint,
+            "titleFontWeight": "normal",
+            "labelFontSize": 11,
+            "titleFontSize": 11,
+            "gridColor": line,
+            "domainColor": line,
+            "tickColor": line,
+            "titlePadding": 8,
+        },
+        "axisX": {"grid": False},
+        "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+        "legend": {
+            "labelColor": ink,
+            "titleColor": faint,
+            "labelFontSize": 12,
+            "orient": "top",
+            # Beside the axis too: on a phone every pixel of width counts.
+            "layout": {"top": {"anchor": "start", "bounds": "full", "direction": "horizontal"}},
+        },
+        "title": {"color": ink, "fontSize": 13, "fontWeight": 600, "anchor": "start"},
+        "text": {"color": ink},
+        "line": {"strokeWidth": 2},
+        "point": {"size": 42, "filled": True},
+    }
+
+
+def _line(
+    data: str, names: Sequence[str], x: tuple[str, str], y: tuple[str, str], title: str, name: str
+) -> Chart:
+    """`x` and `y` are a field and its unit; `names` are the lines, where they are known."""
+    chart = (
+        _chart(data)
+        .mark_line(strokeWidth=1.6, interpolate="linear", clip=True)
+        .encode(
+            x=alt.X(f"{x[0]}:Q", title=x[1]),
+            y=alt.Y(f"{y[0]}:Q", title=y[1], scale=alt.Scale(zero=y[0] != "loss")),
+            color=alt.Color(
+                "series:N",
+                title=None,
+                sort=None,
+                scale=alt.Scale(range=list(SERIES_COLOURS)),
+                legend=None if len(names) == 1 else _legend(names),
+            ),
+            tooltip=["series:N", _tip(*x, ",.4~g"), _tip(*y, ",.4~g")],
+        )
+        .properties(height=HEIGHT)
+    )
+    return Chart(name=_named(name, data), title=title, data=data, spec=_dict(chart))
+
+
+def _named(kind: str, data: str) -> str:
+    """ "loss-time-vgg16" for a chart of "loss/vgg16"."""
+    return f"{kind}-{data.partition('/')[2]}"
+
+
+def _chart(data: str) -> alt.Chart:
+    return alt.Chart(alt.NamedData(name=data), width="container")
+
+
+def _axis(group: Group) -> alt.X:
+    places = sorted({getattr(row, group.axis) for row in group.rows})
+    axis = alt.Axis(values=places, format="d", labelAngle=0)
+    return alt.X("x:Q", title=AXES[group.axis], axis=axis, scale=alt.Scale(nice=False, padding=12))
+
+
+def _colour(group: Group) -> alt.Color:
+    names = list(dict.fromkeys(group.series.values()))
+    return alt.Color(
+        "series:N",
+        title=None,
+        scale=alt.Scale(domain=names, range=list(SERIES_COLOURS)),
+        legend=_legend(names) if len(names) > 1 else None,
+    )
+
+
+def _legend(names: Sequence[str]) -> alt.Legend:
+    """Above the chart, in as many columns as fit a phone."""
+    longest = max(map(len, names), default=14)
+    columns = 4 if longest <= 8 else 3 if longest <= 14 else 2 if len(names) > 6 else 1
+    return alt.Legend(orient="top", columns=columns, labelLimit=200, symbolOpacity=1)
+
+
+def _tip(field: str, title: str, form: str) -> alt.Tooltip:
+    return alt.Tooltip(f"{field}:Q", title=title, format=form)
+
+
+def _dict(chart: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = chart.to_dict()
+    spec.pop("config", None)  # the page's own, light or dark
+    return spec
+
+
+def _round(value: float) -> float:
+    """Four digits: what an eye can tell, and a third of the page's size."""
+    return float(f"{value:.4g}")

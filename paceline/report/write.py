@@ -1,0 +1,103 @@
+"""Write a report: the page, every chart as SVG and PNG, every number as CSV."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import vl_convert
+
+from paceline import explain
+from paceline.bench.table import Row, Table
+from paceline.record import PHASES, RunFolder
+from paceline.report import charts, page
+from paceline.report.charts import Chart
+from paceline.report.rows import from_runs
+
+FILE_WIDTH = 640
+
+
+def write(table: Table, target: Path, *, question: str = "", files: bool = True) -> Path:
+    """Write the report of a comparison into the folder `target`; returns its index.html.
+
+    `question` is the text of the comparison's file; every run shows its own experiment anyway.
+    """
+    composed = page.compose(table, question)
+    target.mkdir(parents=True, exist_ok=True)
+    index = target / "index.html"
+    index.write_text(page.render(composed), encoding="utf-8")
+    write_csv(table, target / "csv")
+    if files:
+        write_pictures(composed.charts(), composed.datasets, target / "charts")
+    return index
+
+
+def write_runs(
+    runs: Sequence[RunFolder], target: Path, *, verdict: str = "", files: bool = True
+) -> Path:
+    """Write the report of runs that belong to no comparison.
+
+    A run alone, or beside one worker's, has its own verdict; of more the fastest is named.
+    """
+    if not verdict and len(runs) <= 2:
+        ordered = sorted(runs, key=lambda run: run.summary().workers)
+        verdict = explain.verdict(ordered[-1], ordered[0] if len(runs) == 2 else None)
+    return write(from_runs(runs, verdict=verdict), target, files=files)
+
+
+def write_pictures(
+    drawn: Iterable[Chart], datasets: dict[str, list[dict[str, Any]]], folder: Path
+) -> None:
+    """Each chart as SVG and PNG, on white, with its title."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**charts.theme(dark=False), "background": "white", "padding": 16}
+    for chart in drawn:
+        spec = chart.spec | {
+            "datasets": {chart.data: datasets[chart.data]} | chart.spec.get("datasets", {}),
+            "title": chart.title,
+            "width": FILE_WIDTH,
+            "config": config,
+        }
+        svg = vl_convert.vegalite_to_svg(spec)
+        (folder / f"{chart.name}.svg").write_text(svg, encoding="utf-8")
+        (folder / f"{chart.name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=2))
+
+
+def write_csv(table: Table, folder: Path) -> None:
+    """`table.csv` has a line per row; `steps.csv` and `series.csv` one per step and per sample."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "table.csv", [_flat(row) for row in table.rows])
+    runs = [(row.cell, RunFolder(Path(path))) for row in table.rows for path in row.runs]
+    steps, series = [], []
+    for cell, run in runs:
+        for member in run.members():
+            head = {"row": cell, "run": str(run.path), "member": member.name}
+            for step in run.steps(member.name):
+                parts = {f"{p}_seconds": step.breakdown_seconds.get(p) for p in PHASES}
+                plain = {
+                    k: v for k, v in msgspec.to_builtins(step).items() if k != "breakdown_seconds"
+                }
+                steps.append(head | plain | parts)
+            series += [head | msgspec.to_builtins(s) for s in run.series(member.name)]
+    _write(folder / "steps.csv", steps)
+    _write(folder / "series.csv", series)
+
+
+def _flat(row: Row) -> dict[str, object]:
+    """A row with its nested figures as columns of their own."""
+    flat: dict[str, object] = {}
+    for key, value in msgspec.to_builtins(row).items():
+        if isinstance(value, dict):
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        elif not isinstance(value, list):
+            flat[key] = value
+    return flat
+
+
+def _write(path: Path, lines: Sequence[dict[str, object]]) -> None:
+    headings = list(dict.fromkeys(key for line in lines for key in line))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, headings, restval="")
+        writer.writeheader()
+        writer.writerows(lines)
