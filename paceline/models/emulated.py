@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import Optimizer
 
 from paceline import models, spec
 from paceline.spec.hosts import host_of
@@ -167,12 +167,20 @@ class EmulatedModel(nn.Module):
             layer.gradients = [zeros[: p.numel()].view(p.shape) for p in parameters]
 
 
-class SkippedUpdates(SGD):
-    """The optimizer of an emulated device: the device would update, this machine's CPU must not."""
+def skip_updates(optimizer: Optimizer) -> None:
+    """Let an optimizer that would update on this worker do nothing: the device would, not the CPU.
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing: there are no gradients worth applying."""
+    One that only asks servers to update goes on doing so.
+    """
+    kind = type(optimizer)
+    if kind.__module__.startswith("torch.optim."):
+        skipping: Any = optimizer
+        skipping.__class__ = type(kind.__name__, (kind,), {"step": _no_step})
+        skipping._patch_step_function()  # hooks around `step` belong to the class
+
+
+def _no_step(self: Optimizer, closure: Any = None) -> None:
+    """Nothing: the gradients of an emulated device are zeros."""
 
 
 def model_for(experiment: spec.Experiment, member: str) -> EmulatedModel | None:

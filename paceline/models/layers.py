@@ -1,6 +1,8 @@
 """Pieces that several model families share. Whole networks live in the family's own file."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 def pooled_size(size: int) -> int:
@@ -14,6 +16,24 @@ def fill_bias(module: nn.Conv2d | nn.Linear, value: float) -> None:
         nn.init.constant_(module.bias, value)
 
 
+class PointConv2d(nn.Conv2d):
+    """A 1x1 convolution; on a CPU, of pictures with channels last, one matrix product.
+
+    The convolution would copy its weights into another order in each pass, which at the small
+    pictures of deep layers costs more than the arithmetic: ResNet-50 at 32x32 trains about 1.35
+    times as fast this way (docs/experiments.md). Parameters are a convolution's.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        last = features.is_contiguous(memory_format=torch.channels_last)
+        if features.device.type != "cpu" or not last:
+            return super().forward(features)
+        down, across = self.stride
+        pixels = features.permute(0, 2, 3, 1)[:, ::down, ::across]
+        mixed = functional.linear(pixels, self.weight.flatten(1), self.bias)
+        return mixed.permute(0, 3, 1, 2)
+
+
 def conv_norm(
     channels_in: int, channels_out: int, kernel_size: int, *, stride: int = 1, epsilon: float = 1e-5
 ) -> list[nn.Module]:
@@ -21,8 +41,9 @@ def conv_norm(
 
     The convolution has no bias: the norm subtracts it again.
     """
+    kind = PointConv2d if kernel_size == 1 else nn.Conv2d
     padding = kernel_size // 2
     return [
-        nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding, bias=False),
+        kind(channels_in, channels_out, kernel_size, stride, padding, bias=False),
         nn.BatchNorm2d(channels_out, eps=epsilon),
     ]
