@@ -14,7 +14,8 @@ from paceline import data, models, spec
 from paceline.architectures import group
 from paceline.architectures.base import Architecture
 from paceline.data.scatter import ScatterLoader, describe
-from paceline.models.emulated import SkippedUpdates, model_for
+from paceline.models.emulated import model_for, skip_updates
+from paceline.models.memory import keep_freed_memory
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.evaluation import accuracy
@@ -36,10 +37,12 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         start = _resume(workload, model, optimizer)
     else:
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
-        dataset, start = data.open("synthetic", input_shape=(1,)), 0
-        model, optimizer = emulated, SkippedUpdates(emulated.parameters(), lr=0.0)
+        dataset, start, model = data.open("synthetic", input_shape=(1,)), 0, emulated
+        optimizer = optimizers.build(workload.optimizer, model.parameters())
     original = model
     model, optimizer = session.distribute(model, optimizer)
+    if emulated is not None:
+        skip_updates(optimizer)
     session.step = start
 
     shares = list(cluster.shares) or [1.0] * cluster.workers
@@ -65,6 +68,7 @@ def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
     pinned = cores < (os.cpu_count() or 1)
     torch.set_num_threads(cluster.threads or (cores if pinned else max(1, cores // local_workers)))
     torch.set_flush_denormal(True)
+    keep_freed_memory()
 
 
 def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:

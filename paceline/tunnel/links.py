@@ -21,7 +21,7 @@ WINDOW_BYTES = 1 << 20
 on top."""
 
 _BURST_SECONDS = 1e-3
-_LEAST_BURST_BYTES = 16 * 1024
+LEAST_BURST_BYTES = 16 * 1024
 _QUEUE_BYTES = 32 << 20
 """Longer than all windows into one host together: the emulated switch delays and does not drop,
 because a lost 64 KiB packet would cost far more here than its 45 segments do on a real switch."""
@@ -36,7 +36,7 @@ def shape(namespace: str, interface: str, link: Link, verb: str = "add") -> None
 def shape_command(interface: str, link: Link, verb: str = "add") -> str:
     """The line of a tc batch that shapes `interface`."""
     rate = link.bandwidth_bits_per_second
-    burst_bytes = max(_LEAST_BURST_BYTES, int(rate / 8 * _BURST_SECONDS))
+    burst_bytes = max(LEAST_BURST_BYTES, int(rate / 8 * _BURST_SECONDS))
     return (
         f"qdisc {verb} dev {interface} root handle 1: "
         f"tbf rate {rate:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"

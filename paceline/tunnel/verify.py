@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from paceline.errors import PacelineError
 from paceline.spec import Link
 from paceline.tunnel.hosts import SWITCH, Tunnel
+from paceline.tunnel.links import LEAST_BURST_BYTES
 from paceline.tunnel.namespaces import call_in
 from paceline.units import format_bandwidth
 
@@ -117,25 +118,27 @@ def _burst(tunnel: Tunnel, route: _Route) -> float:
     On a busy machine a flow stalls now and then; the fastest window is the one that did not.
     """
     rate = route.link.bandwidth_bits_per_second / 8
-    buffer_bytes = int(min(_MOST_BYTES, 2 * _WINDOW_SECONDS * rate)) + _BLOCK_BYTES
+    # Packets are large: a slow link needs a longer window to count enough of them.
+    window_seconds = max(_WINDOW_SECONDS, 20 * LEAST_BURST_BYTES / rate)
+    buffer_bytes = int(min(_MOST_BYTES, 2 * window_seconds * rate)) + _BLOCK_BYTES
     near, far = _connect(tunnel, route, buffer_bytes)
     sender, receiver = (near, far) if route.direction == "up" else (far, near)
     points = []
     with _flow(sender, receiver):
         # First the shaper's bucket empties, and TCP needs some round trips to open its window.
         time.sleep(_SETTLING_SECONDS + 30 * route.link.latency_seconds)
-        until = time.monotonic() + 2 * _WINDOW_SECONDS
+        until = time.monotonic() + 2 * window_seconds
         while time.monotonic() < until:
             points.append(_reading(tunnel, route))
-            time.sleep(_WINDOW_SECONDS / 20)
-    return _fastest_window(points)
+            time.sleep(window_seconds / 20)
+    return _fastest_window(points, window_seconds)
 
 
-def _fastest_window(points: list[tuple[float, int]]) -> float:
+def _fastest_window(points: list[tuple[float, int]], window_seconds: float) -> float:
     """The most bits per second between two readings a window or more apart."""
     fastest, first = 0.0, 0
     for moment, total in points:
-        while first < len(points) and moment - points[first][0] >= _WINDOW_SECONDS:
+        while first < len(points) and moment - points[first][0] >= window_seconds:
             began, before = points[first]
             fastest = max(fastest, 8 * (total - before) / (moment - began))
             first += 1

@@ -4,15 +4,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.tunnel.namespaces import list_ours, missing_rights
+from paceline.tunnel.namespaces import Lease, list_ours, missing_rights
 
 
 @pytest.fixture
-def rights() -> Iterator[None]:
+def rights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Needed by every test that builds hosts; checks that they are gone after it."""
     missing = missing_rights()
     if missing:
         pytest.skip(f"no tunnel here: {', '.join(missing)} missing")
-    before = set(list_ours())
+    made: list[str] = []
+    begin = Lease.__init__
+
+    def remembered(self: Lease) -> None:
+        begin(self)
+        made.append(self.id)
+
+    monkeypatch.setattr(Lease, "__init__", remembered)
     yield
-    assert not set(list_ours()) - before, "namespaces left"
+    left = [name for name in list_ours() if any(tunnel_id in name for tunnel_id in made)]
+    assert not left, f"namespaces left: {left}"
