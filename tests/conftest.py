@@ -11,6 +11,9 @@ import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
+NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest and torch (on the first use of an optimizer) set themselves."""
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
@@ -30,7 +33,7 @@ def nothing_left_behind() -> Iterator[None]:
     changed = {
         key
         for key in environment.keys() | os.environ.keys()
-        if environment.get(key) != os.environ.get(key) and key != "PYTEST_CURRENT_TEST"
+        if environment.get(key) != os.environ.get(key) and key not in NOT_OURS
     }
     assert not changed, f"environment changed: {changed}"
 
