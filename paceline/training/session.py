@@ -23,7 +23,7 @@ from paceline.errors import SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
-from paceline.training import stores
+from paceline.training import checkup, stores
 
 
 class Session:
@@ -213,6 +213,8 @@ def start(
     _session = Session(
         identity, options=options, store=store, folder=folder, measurement=measurement
     )
+    if store is not None:
+        checkup.check(identity, store, options, _session.note)
     if identity.role == "server":
         _serve(_session)
     atexit.register(_close_at_exit)

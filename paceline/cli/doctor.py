@@ -1,0 +1,135 @@
+"""`paceline doctor`: what would keep a job from working, found before step 1, with the fix."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import flags
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.launch.doctor import Examination, Finding
+
+SETTINGS = {
+    "epilog": "Examples: paceline doctor · mpirun -n 4 paceline doctor · "
+    "on each host: paceline doctor --hosts node1,node2"
+}
+
+
+def command(
+    workers: Annotated[int, typer.Option("-n", "--workers", help="Members on this host.")] = 1,
+    hosts: Annotated[str, typer.Option(help="a,b,c: run the same command on each.")] = "",
+    port: Annotated[int, typer.Option(help="With --hosts: where the first one listens.")] = 7718,
+    on: Annotated[
+        str, typer.Option("--on", help="here, or tunnel: are its rights there?")
+    ] = "here",
+    container: Annotated[str, typer.Option(help="Is this container's engine there?")] = "",
+    shared_memory: Annotated[str, typer.Option(help="What the job needs per host.")] = "256MiB",
+    deadline: Annotated[str, typer.Option(help="How long members wait for others.")] = "60s",
+    json: flags.Json = False,
+) -> None:
+    """Examine this host, or all members: network, clocks, versions, cores, memory, rights."""
+    from paceline.cli import checkup, console
+    from paceline.errors import SpecError, suggest
+    from paceline.launch import parse_container
+    from paceline.launch.doctor import Needs, findings
+    from paceline.units import parse_bytes, parse_seconds
+
+    if on not in ("here", "tunnel"):
+        raise SpecError("--on", f'"{on}" has no machine.', suggest(on, ["here", "tunnel"]))
+    needs = Needs(
+        shared_memory_bytes=parse_bytes(shared_memory, "--shared-memory"),
+        tunnel=on == "tunnel",
+        container=parse_container(container).engine if container else "",
+    )
+    asked = [name.strip() for name in hosts.split(",") if name.strip()]
+    seconds = parse_seconds(deadline, "--deadline")
+    identity, examination = checkup.examine(workers, asked, port, seconds)
+    found = findings(examination, needs)
+    healthy = not any(finding.severity == "error" for finding in found)
+    if identity.index == 0:
+        if json:
+            console.print_json(_answer(examination, found, healthy))
+        else:
+            _print(examination, found)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _answer(examination: "Examination", found: "list[Finding]", healthy: bool) -> dict[str, object]:
+    return {
+        "format_version": 1,
+        "healthy": healthy,
+        "members": examination.facts,
+        "pairs": examination.pairs,
+        "missing": examination.missing,
+        "findings": found,
+    }
+
+
+def _print(examination: "Examination", found: "list[Finding]") -> None:
+    from paceline.cli import console
+
+    console.out.print(_members(examination))
+    for facts in examination.facts:
+        why = f"{facts.member}: {facts.interface or facts.address}, because {facts.interface_why}"
+        console.out.print(why, style="dim", markup=False)
+    if examination.pairs:
+        console.out.print(_pairs(examination))
+    colours = {"error": "red", "warning": "yellow", "note": "dim"}
+    for finding in found:
+        console.out.print(f"[{colours[finding.severity]}]{finding.severity}[/]: ", end="")
+        console.out.print(f"{finding.problem}\n  fix: {finding.fix}", markup=False)
+    if not found:
+        console.out.print("nothing is wrong.")
+
+
+def _members(examination: "Examination") -> "Table":
+    from rich.table import Table
+
+    from paceline.units import format_bytes
+
+    table = Table(title="members")
+    for heading in ("member", "host", "address", "torch", "python", "cores", "threads"):
+        table.add_column(heading)
+    table.add_column("/dev/shm")
+    for facts in examination.facts:
+        size = facts.shared_memory_bytes
+        table.add_row(
+            facts.member,
+            facts.host,
+            f"{facts.address} ({facts.interface})" if facts.interface else facts.address,
+            facts.versions.get("torch", "none"),
+            facts.versions.get("python", ""),
+            str(facts.cores),
+            str(facts.threads),
+            "none" if size is None else format_bytes(size),
+        )
+    return table
+
+
+def _pairs(examination: "Examination") -> "Table":
+    """One row per source, one column per target: round trip and bandwidth, or what failed."""
+    from rich.table import Table
+
+    from paceline.units import format_bandwidth, format_seconds
+
+    names = [facts.member for facts in examination.facts]
+    pairs = {(pair.source, pair.target): pair for pair in examination.pairs}
+    table = Table("from \\ to", *names, title="round trip, bandwidth, clock")
+    for source in names:
+        cells = []
+        for target in names:
+            pair = pairs.get((source, target))
+            if pair is None or pair.round_trip_seconds is None:
+                cells.append(pair.problem if pair is not None else "")
+                continue
+            lines = [format_seconds(pair.round_trip_seconds)]
+            if pair.bandwidth_bits_per_second is not None:
+                lines.append(format_bandwidth(pair.bandwidth_bits_per_second))
+            if pair.clock_offset_seconds is not None:
+                lines.append(f"{pair.clock_offset_seconds * 1e3:+.1f} ms")
+            cells.append("\n".join(lines))
+        table.add_row(source, *cells)
+    return table

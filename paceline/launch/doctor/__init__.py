@@ -1,0 +1,22 @@
+"""Before step 1: what every member sees, what lies between them, and what is wrong, with the fix.
+
+`facts` are gathered by each member about itself, `probes` measure what lies between two of them,
+`examination` brings both together at member 0, and `findings` judges: pure functions of facts.
+"""
+
+from paceline.launch.doctor.examination import Examination, examine
+from paceline.launch.doctor.facts import Facts, Needs, gather
+from paceline.launch.doctor.findings import Finding, findings, require_healthy
+from paceline.launch.doctor.probes import Pair
+
+__all__ = [
+    "Examination",
+    "Facts",
+    "Finding",
+    "Needs",
+    "Pair",
+    "examine",
+    "findings",
+    "gather",
+    "require_healthy",
+]

@@ -1,0 +1,179 @@
+"""What lies between two members: reachability, round trip, clock offset, bandwidth.
+
+Every member keeps a `Door` open during an examination, on a port of the kernel's choice, because
+that is the kind of port that training opens; whoever knows the examination's token may knock.
+"""
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 10.0
+NUM_PINGS = 12
+BURST_SECONDS = 0.15
+FIRST_BURST_BYTES = 2**18
+LARGEST_BURST_BYTES = 2**28
+TOKEN_BYTES = 16
+
+_HEADER = struct.Struct("!cQ")
+_TIME = struct.Struct("!d")
+
+Clock = Callable[[], float]
+"""Seconds since 1970, as this host believes; a test brings a wrong one."""
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """What `source` found on its way to `target`."""
+
+    source: str
+    target: str
+    address: str
+    """Where it knocked: host:port."""
+
+    problem: str = ""
+    """Empty, or how it failed: dropped, refused, unroutable, or the system's own words."""
+
+    answers_at: str = ""
+    """Another address of the target that does answer, where the announced one does not."""
+
+    round_trip_seconds: float | None = None
+    clock_offset_seconds: float | None = None
+    """How far the target's clock is ahead."""
+
+    bandwidth_bits_per_second: float | None = None
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A member as the others know it."""
+
+    member: str
+    address: str
+    port: int
+    other_addresses: tuple[str, ...] = ()
+
+
+class Door:
+    """Answers the others' probes from a thread of its own, until closed."""
+
+    def __init__(self, token: bytes, clock: Clock = time.time) -> None:
+        # On all interfaces, so that a prober can tell a wrong interface from a closed port.
+        self._listener = socket.create_server(("", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._token, self._clock = token, clock
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="doctor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=ANSWER_SECONDS)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        self._listener.settimeout(0.1)
+        while not self._closing.is_set():
+            with contextlib.suppress(OSError):
+                visitor, _ = self._listener.accept()
+                with visitor:
+                    visitor.settimeout(ANSWER_SECONDS)
+                    visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if receive(visitor, TOKEN_BYTES) == self._token:
+                        self._answer(visitor)
+
+    def _answer(self, visitor: socket.socket) -> None:
+        """Pings are answered with the time, bursts with a sign that all has come."""
+        space = memoryview(bytearray(2**18))
+        while header := receive(visitor, _HEADER.size):
+            kind, size = _HEADER.unpack(header)
+            while size and (count := visitor.recv_into(space, min(size, len(space)))):
+                size -= count
+            visitor.sendall(_TIME.pack(self._clock()) if kind == b"p" else b"." * _TIME.size)
+
+
+def probe(
+    source: str, target: Target, token: bytes, *, bandwidth: bool, clock: Clock = time.time
+) -> Pair:
+    """Knock at `target` and measure. Takes at most some seconds, whatever happens."""
+    pair = Pair(source=source, target=target.member, address=f"{target.address}:{target.port}")
+    problem = reach(target.address, target.port)
+    if problem:
+        others = (a for a in target.other_addresses if not reach(a, target.port, 1.0))
+        return msgspec.structs.replace(pair, problem=problem, answers_at=next(others, ""))
+    try:
+        with socket.create_connection((target.address, target.port), CONNECT_SECONDS) as door:
+            door.settimeout(ANSWER_SECONDS)
+            door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            door.sendall(token)
+            round_trip, offset = _ping(door, clock)
+            rate = _burst(door) if bandwidth else None
+    except (OSError, struct.error) as error:
+        return msgspec.structs.replace(pair, problem=f"it answered and then failed: {error}")
+    return msgspec.structs.replace(
+        pair,
+        round_trip_seconds=round_trip,
+        clock_offset_seconds=offset,
+        bandwidth_bits_per_second=rate,
+    )
+
+
+def reach(host: str, port: int, timeout_seconds: float = CONNECT_SECONDS) -> str:
+    """Empty when somebody listens at host:port, else how the attempt failed."""
+    try:
+        socket.create_connection((host, port), timeout_seconds).close()
+    except TimeoutError:
+        return "dropped"
+    except ConnectionRefusedError:
+        return "refused"
+    except socket.gaierror:
+        return "unknown name"
+    except OSError as error:
+        unroutable = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL)
+        return "unroutable" if error.errno in unroutable else str(error)
+    return ""
+
+
+def receive(peer: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes; fewer only when the peer has closed."""
+    content = b""
+    while len(content) < size and (more := peer.recv(size - len(content))):
+        content += more
+    return content
+
+
+def _ping(door: socket.socket, clock: Clock) -> tuple[float, float]:
+    """Round trip and clock offset, from the quickest of several: queues only ever add."""
+    samples: list[tuple[float, float]] = []
+    for _ in range(NUM_PINGS):
+        started, sent = time.perf_counter(), clock()
+        door.sendall(_HEADER.pack(b"p", 0))
+        (theirs,) = _TIME.unpack(receive(door, _TIME.size))
+        round_trip = time.perf_counter() - started
+        samples.append((round_trip, theirs - (sent + round_trip / 2)))
+    return min(samples)
+
+
+def _burst(door: socket.socket) -> float:
+    """Bits per second of a transfer that lasts long enough to tell."""
+    size = FIRST_BURST_BYTES
+    while True:
+        seconds = _send(door, size)
+        if seconds >= BURST_SECONDS or size >= LARGEST_BURST_BYTES:
+            return 8 * size / seconds
+        size = min(LARGEST_BURST_BYTES, 4 * size)
+
+
+def _send(door: socket.socket, size: int) -> float:
+    piece = memoryview(bytearray(min(size, 2**18)))
+    started = time.perf_counter()
+    door.sendall(_HEADER.pack(b"b", size))
+    for _ in range(0, size, len(piece)):  # every size is a multiple of a piece
+        door.sendall(piece)
+    receive(door, _TIME.size)
+    return time.perf_counter() - started
