@@ -6,6 +6,7 @@ official convention keeps the last 500,000 rows for test; a subset keeps its las
 are shifted and scaled by the training part's mean and deviation.
 """
 
+import io
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -141,8 +142,8 @@ def _blocks(source: Path) -> Iterator[bytes]:
 def parse_block(block: bytes, part: Path, first_row: int, source: Path) -> int:
     """Parse whole lines and write them at their place in `part`; return the number of rows."""
     try:
-        numbers = np.array(block.replace(b"\n", b",").split(b",")[:-1], dtype=np.float32)
-        rows = numbers.reshape(block.count(b"\n"), NUM_COLUMNS)
+        rows = np.loadtxt(io.BytesIO(block), np.float32, delimiter=",", ndmin=2)
+        rows = rows.reshape(block.count(b"\n"), NUM_COLUMNS)
     except ValueError as error:
         problem = (
             f"data set higgs: {source} is not rows of {NUM_COLUMNS} numbers after row {first_row}."
