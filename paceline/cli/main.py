@@ -13,7 +13,18 @@ from paceline.errors import PacelineError
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """Typer carries its own copy of click, whose exceptions are not click's."""
 
-VERBS = ("train", "run", "demo", "compare", "reproduce", "net", "profile", "kubernetes", "slurm")
+VERBS = (
+    "train",
+    "run",
+    "demo",
+    "compare",
+    "reproduce",
+    "net",
+    "profile",
+    "kubernetes",
+    "slurm",
+    "doctor",
+)
 """Each is a module here with a function `command`. They load nothing heavy until called."""
 
 app = typer.Typer(

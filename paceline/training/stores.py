@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from paceline.errors import DeadlineError
-from paceline.launch import Identity
+from paceline.errors import DeadlineError, MissingError, PacelineError
+from paceline.launch import Identity, doctor
 
 DEADLINE_SECONDS = 120.0
 LEAVE_SECONDS = 60.0
@@ -28,7 +28,7 @@ def open_store(identity: Identity) -> Store | None:
     if keeps(identity) and identity.coordinator_descriptor >= 0:
         options["master_listen_fd"] = identity.coordinator_descriptor
     try:
-        return TCPStore(
+        store = TCPStore(
             address,
             int(port),
             is_master=keeps(identity),
@@ -37,8 +37,22 @@ def open_store(identity: Identity) -> Store | None:
             **options,
         )
     except (DistError, RuntimeError) as error:
-        who = f"worker0 at {identity.coordinator}"
-        raise DeadlineError("meeting at the store", DEADLINE_SECONDS, [who]) from error
+        raise _cannot_meet(identity, error) from error
+    # A store that the launcher keeps outlives its restarts, and so would an old attempt's notes.
+    return PrefixStore(f"attempt{identity.attempt}", store) if identity.store_is_kept else store
+
+
+def _cannot_meet(identity: Identity, error: Exception) -> PacelineError:
+    """The cause that the store could not be opened, as far as it can be found out."""
+    address, _, port = identity.coordinator.rpartition(":")
+    if keeps(identity):
+        problem = f"worker0 cannot listen at {identity.coordinator}: {error}"
+        return MissingError(problem, "name a free port: PACELINE_COORDINATOR=HOST:PORT.")
+    problem = doctor.reach(address, int(port))
+    if problem:
+        return MissingError(*doctor.unreachable(identity, problem, DEADLINE_SECONDS))
+    who = f"worker0 at {identity.coordinator}"
+    return DeadlineError("meeting at the store", DEADLINE_SECONDS, [who])
 
 
 def keeps(identity: Identity) -> bool:

@@ -4,10 +4,10 @@
 `examination` brings both together at member 0, and `findings` judges: pure functions of facts.
 """
 
-from paceline.launch.doctor.examination import Examination, examine
+from paceline.launch.doctor.examination import Examination, examine, unreachable
 from paceline.launch.doctor.facts import Facts, Needs, gather
 from paceline.launch.doctor.findings import Finding, findings, require_healthy
-from paceline.launch.doctor.probes import Pair
+from paceline.launch.doctor.probes import Pair, reach
 
 __all__ = [
     "Examination",
@@ -18,5 +18,7 @@ __all__ = [
     "examine",
     "findings",
     "gather",
+    "reach",
     "require_healthy",
+    "unreachable",
 ]
