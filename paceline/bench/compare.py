@@ -88,7 +88,7 @@ class ComparisonFolder:
         return self.path / RUNS / cell.key / str(repeat)
 
     def table(self) -> Table:
-        """The rows from all that is there now, written beside it too."""
+        """The rows from all that is there now."""
         comparison = self.comparison()
         finished: dict[str, list[Path]] = {}
         reasons: dict[str, str] = {}
@@ -99,10 +99,11 @@ class ComparisonFolder:
             elif outcome.cell in cells:
                 path = self.run_path(cells[outcome.cell], outcome.repeat)
                 finished.setdefault(outcome.cell, []).append(path)
-        table = tabulate(comparison.name, list(cells.values()), finished, reasons)
+        return tabulate(comparison.name, list(cells.values()), finished, reasons)
+
+    def write(self, table: Table) -> None:
         content = msgspec.json.format(msgspec.json.encode(table), indent=1)
         (self.path / TABLE).write_bytes(content)
-        return table
 
 
 def run(
@@ -135,6 +136,7 @@ def run(
             failed.add(cell.key)
         else:
             clock.add(outcome)
+        folder.write(folder.table())
     watch(State(done=len(order), total=len(order), seconds_left=0.0, now=""))
     return folder.table()
 

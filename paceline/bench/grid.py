@@ -44,8 +44,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 def cells(comparison: spec.Comparison) -> list[Cell]:
     """Every cell, the baseline first; combinations that mean the same are one cell."""
     found: dict[str, Cell] = {}
-    for cell in _expand(comparison):
-        found.setdefault(cell.key, cell)
+    for one in comparison.grids():
+        for cell in _expand(one):
+            found.setdefault(cell.key, cell)
     if not found:
         fix = "name architectures or peers, and workers that fit them."
         raise SpecError("compare", "there is nothing to run.", fix)

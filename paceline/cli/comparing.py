@@ -1,19 +1,27 @@
 """What `compare`, `demo` and `reproduce` share: progress, the table, the page at the end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from paceline import engines, spec
+from paceline import engines, report, spec
 from paceline.bench import compare, grid
 from paceline.bench.table import Row, Table
 from paceline.cli import console, training
 from paceline.errors import SpecError, suggest
-from paceline.units import format_bytes, format_seconds
+from paceline.explain import verdict
+from paceline.record import PHASES, RunFolder
+from paceline.report import columns
+from paceline.units import format_seconds
+
+Text = Callable[[Row], str]
+"""How a row fills a column."""
 
 
 @contextmanager
@@ -22,14 +30,14 @@ def progress(label: str) -> Iterator[compare.Watch]:
     if not console.err.is_terminal:
         yield lambda state: _line(label, state)
         return
-    columns = (
+    parts = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
     )
-    with Progress(*columns, console=console.err, transient=True) as bar:
+    with Progress(*parts, console=console.err, transient=True) as bar:
         task = bar.add_task(label, total=None, left="")
 
         def watch(state: compare.State) -> None:
@@ -71,12 +79,35 @@ def run(
     verbose: bool = False,
     page: bool = True,
 ) -> Table:
-    """Run what is left of a comparison, print its table, and write its page."""
+    """Run what is left of a comparison, print its table, say what limited the fastest run."""
     output = console.print_member_line if verbose else _silent
-    with progress("compare") as watch:
+    with progress(folder.comparison().name) as watch:
         table = compare.run(folder, pythons=pythons, output=output, watch=watch)
+    table.verdict = f"{table.verdict} {limited(table)}".strip()
+    folder.write(table)
     show(table, folder.path, json=json)
+    if page:
+        show_page(folder, table)
     return table
+
+
+def limited(table: Table) -> str:
+    """What limited the fastest run on the most workers, in a sentence; our own runs only."""
+    ours = [row for row in table.rows if row.samples_per_second and not row.peer]
+    many = [row for row in ours if row.workers == max(r.workers for r in ours)]
+    if not many or many[0].workers == 1:
+        return ""
+    best = max(many, key=lambda row: row.samples_per_second.median if row.samples_per_second else 0)
+    return (
+        f"{best.architecture} on {best.workers} workers: {verdict(RunFolder(Path(best.runs[0])))}"
+    )
+
+
+def show_page(folder: compare.ComparisonFolder, table: Table) -> None:
+    """The page of a comparison, beside its record."""
+    question = (folder.path / compare.QUESTION).read_text(encoding="utf-8")
+    index = report.write(table, folder.path / "report", question=question)
+    console.err.print(f"page: {index}")
 
 
 def _silent(name: str, line: str) -> None:
@@ -103,102 +134,39 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
     console.out.print(f"recorded in {folder}")
 
 
-Columns = dict[str, Callable[[Row], str]]
-"""Heading -> how a row fills it."""
-
-FACTORS: Columns = {
-    "model": lambda row: row.model,
-    "batch": lambda row: str(row.batch),
-    "servers": lambda row: str(row.servers or ""),
-    "engine": lambda row: row.engine,
-    "network": lambda row: row.link or "",
-    "device": lambda row: row.device or "",
-    "container": lambda row: row.container or "",
-}
-"""What may differ between rows; shown only where it does."""
-
-SPEED: Columns = {
-    "samples/s": lambda row: _interval(row),
-    "speed-up": lambda row: _number(row.speedup, "{:.2f}"),
-    "efficiency": lambda row: _number(row.efficiency, "{:.0%}"),
-    "step ± jitter": lambda row: _step(row),
-    "loss": lambda row: _number(row.loss_last, "{:.4f}"),
-    "trains like single": lambda row: _alike(row),
-}
-PARTS: Columns = {
-    "input": lambda row: _phase(row, "input"),
-    "forward": lambda row: _phase(row, "forward"),
-    "backward": lambda row: _phase(row, "backward"),
-    "exposed exchange": lambda row: _seconds(row.exchange_exposed_seconds),
-    "wait": lambda row: _phase(row, "wait"),
-    "update": lambda row: _phase(row, "update"),
-}
-MACHINE: Columns = {
-    "cores busy": lambda row: _number(row.cpu_fraction, "{:.2f}"),
-    "sent/step": lambda row: _bytes(row.bytes_per_step),
-    "packets/step": lambda row: _number(row.packets_per_step, "{:.0f}"),
-    "memory": lambda row: _bytes(row.max_rss_bytes),
-    "epoch": lambda row: _seconds(row.epoch_seconds),
-}
-TABLES = {"speed": SPEED, "where a step's time goes": PARTS, "what it takes": MACHINE}
-"""Three tables that fit a terminal in place of one that does not."""
+SPEED = ("samples/s", "speed-up", "efficiency", "step", "jitter", "loss", "trains like single")
+MACHINE = ("CPU (cores)", "sent per step", "packets per step", "memory", "epoch")
+SHORT = {"sent per step": "sent/step", "packets per step": "packets/step"}
 
 
-def rich_tables(rows: list[Row]) -> Iterator[RichTable]:
-    """The rows, in tables of the columns that have something to say."""
-    differ = {name: text for name, text in FACTORS.items() if len({text(row) for row in rows}) > 1}
-    names: Columns = {
-        "architecture": lambda row: row.architecture,
-        "workers": lambda row: str(row.workers),
-        **differ,
-    }
-    for title, columns in TABLES.items():
-        filled = {name: text for name, text in columns.items() if any(text(row) for row in rows)}
-        if not filled:
-            continue
-        grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in names:
-            words = name in ("architecture", "model", "engine", "network", "device", "container")
-            grid.add_column(name, justify="left" if words else "right")
-        for name in filled:
-            grid.add_column(name, justify="right")
-        for row in rows:
-            grid.add_row(*(text(row) for text in (*names.values(), *filled.values())))
-        yield grid
+def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
+    """Three tables that fit a terminal in place of one that does not."""
+    yield _grid("speed", rows, {name: columns.FIGURES[name] for name in SPEED})
+    phases = {phase.replace("_", " "): partial(_phase, phase) for phase in PHASES}
+    yield _grid("where a step's time goes", rows, phases)
+    yield _grid("what it takes", rows, {name: columns.FIGURES[name] for name in MACHINE})
 
 
-def _interval(row: Row) -> str:
-    rate = row.samples_per_second
-    if rate is None:
-        return ""
-    spread = f" [{rate.low:.0f}-{rate.high:.0f}]" if row.repeats > 1 else ""
-    return f"{rate.median:.0f}" + spread.replace("[", "\\[")
+def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
+    """The columns that tell rows apart, and the figures that any of them has."""
+    names: dict[str, Text] = {"architecture": lambda row: row.architecture}
+    for name, text in columns.FACTORS.items():
+        differs = len({text(row) for row in rows}) > 1
+        if name == "workers" or (differs and name not in ("architecture", "data")):
+            names[name] = text
+    filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
+    grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        words = name not in ("batch", "workers", "servers")
+        grid.add_column(name, justify="left" if words else "right")
+    for name in filled:
+        grid.add_column(SHORT.get(name, name), justify="right")
+    for row in rows:
+        cells = [text(row) for text in (*names.values(), *filled.values())]
+        grid.add_row(*(escape(cell) for cell in cells))
+    return grid
 
 
-def _step(row: Row) -> str:
-    if row.step_seconds is None or row.jitter_seconds is None:
-        return ""
-    return f"{format_seconds(row.step_seconds)} ± {format_seconds(row.jitter_seconds)}"
-
-
-def _alike(row: Row) -> str:
-    if row.trains_like_single is None:
-        return ""
-    return "yes" if row.trains_like_single else f"no ({row.loss_difference:.1%} off)"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else format_seconds(value)
-
-
-def _bytes(value: float | None) -> str:
-    return "" if value is None else format_bytes(value)
-
-
-def _phase(row: Row, phase: str) -> str:
+def _phase(phase: str, row: Row) -> str:
     parts = row.breakdown_seconds or {}
     return format_seconds(parts[phase]) if parts.get(phase) else ""

@@ -12,7 +12,7 @@ from paceline.record.entries import (
 )
 from paceline.record.folder import FORMAT_VERSION, RunFolder, empty_summary, open_folder
 from paceline.record.machine import describe, versions
-from paceline.record.summary import counted, losses, split_wait, step_seconds, summarise
+from paceline.record.summary import counted, losses, split_wait, staleness, step_seconds, summarise
 
 __all__ = [
     "FORMAT_VERSION",
@@ -31,6 +31,7 @@ __all__ = [
     "losses",
     "open_folder",
     "split_wait",
+    "staleness",
     "step_seconds",
     "summarise",
     "versions",

@@ -4,7 +4,7 @@ A loss is the mean over the global batch. The first `warmup_steps` of every work
 figure but the losses.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
@@ -143,13 +143,23 @@ def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
         summary.accuracy = accuracy
     if "num_samples" in results and isinstance(summary.samples_per_second, float):
         summary.epoch_seconds = results["num_samples"] / summary.samples_per_second
-    histogram: dict[int, int] = {}
-    for worker in workers:
-        counts = worker.counters.get("staleness")
-        if isinstance(counts, dict):
-            for staleness, count in counts.items():
-                histogram[int(staleness)] = histogram.get(int(staleness), 0) + int(count)
-    total = sum(histogram.values())
+    counts = [item for own in staleness(summary.members).values() for item in own.items()]
+    total = sum(count for _, count in counts)
     if total:
-        mean = sum(staleness * count for staleness, count in histogram.items()) / total
-        summary.staleness = {"mean": mean, "max": float(max(histogram))}
+        mean = sum(behind * count for behind, count in counts) / total
+        summary.staleness = {"mean": mean, "max": float(max(behind for behind, _ in counts))}
+
+
+def staleness(members: Iterable[Member]) -> dict[str, dict[int, int]]:
+    """Worker -> how many of its gradients were made from weights that many updates old.
+
+    Every member that serves counts the gradients it takes, by worker.
+    """
+    found: dict[str, dict[int, int]] = {}
+    for member in members:
+        by_worker = member.counters.get("staleness")
+        for worker, counts in by_worker.items() if isinstance(by_worker, dict) else ():
+            own = found.setdefault(worker, {})
+            for behind, count in counts.items():
+                own[int(behind)] = own.get(int(behind), 0) + int(count)
+    return found

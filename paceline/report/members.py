@@ -110,15 +110,11 @@ def losses(run: RunFolder, label: str) -> Values:
 
 def staleness(run: RunFolder) -> Values:
     """Gradients of each worker by how many updates behind their weights were."""
-    values: Values = []
-    for member in run.members():
-        counts = member.counters.get("staleness")
-        if isinstance(counts, dict):
-            values += [
-                {"series": member.name, "staleness": int(behind), "count": int(count)}
-                for behind, count in counts.items()
-            ]
-    return values
+    return [
+        {"series": worker, "staleness": behind, "count": count}
+        for worker, counts in record.staleness(run.members()).items()
+        for behind, count in counts.items()
+    ]
 
 
 def _round(value: float) -> float:

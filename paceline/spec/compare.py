@@ -1,7 +1,8 @@
 """A comparison: one experiment and the axes along which it is varied; the papers' presets too.
 
 A comparison file is an experiment file with a table `[compare]` (the axes), and where wanted
-`[quick]` (what `--quick` replaces) and `[paper]` (what is reproduced, and what differs).
+`[[more]]` (further grids: what they replace), `[quick]` (what `--quick` replaces) and `[paper]`
+(what is reproduced, and what differs).
 """
 
 import tomllib
@@ -95,6 +96,9 @@ class Comparison(Spec, frozen=True, kw_only=True):
 
     experiment: Experiment
     compare: Axes = Axes()
+    more: tuple[dict[str, Any], ...] = ()
+    """Further grids of the same comparison, each by what it replaces in the first."""
+
     quick: dict[str, Any] = msgspec.field(default_factory=dict)
     paper: Paper | None = None
 
@@ -104,14 +108,17 @@ class Comparison(Spec, frozen=True, kw_only=True):
 
     def quickly(self) -> "Comparison":
         """The same question, small: `[quick]` replaces axes and fields of the experiment."""
-        axes = {k: v for k, v in self.quick.items() if k in Axes.__struct_fields__}
-        fields = {k: v for k, v in self.quick.items() if k not in Axes.__struct_fields__}
-        return msgspec.structs.replace(
-            self,
-            experiment=replace(self.experiment, **fields) if fields else self.experiment,
-            compare=_axes({**msgspec.to_builtins(self.compare), **axes}, "[quick]"),
-            quick={},
-        )
+        return msgspec.structs.replace(self._with(self.quick), quick={})
+
+    def grids(self) -> list["Comparison"]:
+        """Each grid of this comparison, on its own."""
+        alone = msgspec.structs.replace(self, more=())
+        return [alone, *(alone._with(changes) for changes in self.more)]
+
+    def _with(self, changes: dict[str, Any]) -> "Comparison":
+        axes = {k: v for k, v in changes.items() if k in Axes.__struct_fields__}
+        fields = {k: v for k, v in changes.items() if k not in Axes.__struct_fields__}
+        return vary(self, fields, axes)
 
 
 def load_comparison(path: Path) -> Comparison:
@@ -123,14 +130,20 @@ def load_comparison(path: Path) -> Comparison:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
     axes, quick = tables.pop("compare", {}), tables.pop("quick", {})
+    more = tuple(tables.pop("more", ()))
     paper = tables.pop("paper", None)
     comparison = Comparison(
         experiment=from_tables(tables, str(path)),
         compare=_axes(axes, f"{path}, [compare]"),
+        more=more,
         quick=quick,
         paper=None if paper is None else _convert(paper, Paper, f"{path}, [paper]"),
     )
-    _check_quick(comparison, f"{path}, [quick]")
+    try:
+        comparison.quickly().grids()
+    except TypeError as error:
+        where = f"{path}, [quick] or [[more]]"
+        raise SpecError(where, f"{error}.", "name an axis or a field of the experiment.") from None
     return comparison
 
 
@@ -154,13 +167,6 @@ def _convert(table: dict[str, Any], kind: type[S], where: str) -> S:
         if isinstance(error.__cause__, SpecError):
             raise error.__cause__ from None
         raise SpecError(where, f"{error}.", "see docs/compare.md.") from None
-
-
-def _check_quick(comparison: Comparison, where: str) -> None:
-    try:
-        comparison.quickly()
-    except TypeError as error:
-        raise SpecError(where, f"{error}.", "name an axis or a field of the experiment.") from None
 
 
 def vary(base: Comparison, fields: dict[str, Any], axes: dict[str, Any]) -> Comparison:

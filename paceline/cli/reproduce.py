@@ -1,0 +1,55 @@
+"""`paceline reproduce`: the papers' experiments by name."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import flags
+
+if TYPE_CHECKING:
+    from paceline.spec import Comparison
+
+SETTINGS = {"epilog": "Example: paceline reproduce p1-fig8 --quick"}
+
+
+def command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Experiments, as --list names them; p2 for all P2.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Every experiment, and stop.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small: minutes on two cores.")] = False,
+    data_dir: Annotated[str | None, typer.Option(help="Where data sets already lie.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what members print.")] = False,
+    out: flags.Out = None,
+    json: flags.Json = False,
+    dry_run: flags.DryRun = False,
+) -> None:
+    """Run a paper's experiment and redraw its figure from our own measurements."""
+    from paceline import spec
+    from paceline.bench import papers
+    from paceline.cli import console, reproducing
+    from paceline.errors import SpecError
+
+    if listing:
+        reproducing.show_list(papers.load_all(), json)
+        return
+    if not names:
+        raise SpecError("reproduce", "no experiment is named.", "see `paceline reproduce --list`.")
+    chosen = [_sized(preset, quick, data_dir) for preset in papers.find(names)]
+    if dry_run:
+        for comparison in chosen:
+            console.out.print(spec.comparison_to_toml(comparison), markup=False)
+        return
+    for comparison in chosen:
+        path = console.new_run_path(comparison.name, out / comparison.name if out else None)
+        reproducing.run(comparison, path, json=json, verbose=verbose)
+
+
+def _sized(preset: "Comparison", quick: bool, data_dir: str | None) -> "Comparison":
+    from paceline import spec
+
+    sized = preset.quickly() if quick else preset
+    if data_dir is None:
+        return sized
+    return spec.vary(sized, {"data_dir": str(Path(data_dir).absolute())}, {})

@@ -1,0 +1,166 @@
+"""A paper's figure, redrawn from our own measurements, as the preset describes it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from paceline import spec
+from paceline.bench.table import Row, Table
+from paceline.report import charts, members
+from paceline.report.charts import Chart, Values
+from paceline.report.page import Page, Section, slug
+from paceline.report.rows import labels, run_of
+
+MEASURES = {
+    "samples_per_second": "samples/s",
+    "speedup": "times one worker",
+    "efficiency": "speed-up ÷ workers",
+    "epoch_seconds": "seconds per epoch",
+    "step_seconds": "seconds per step",
+}
+FACTORS = {"workers": "workers", "batch": "batch per worker", "servers": "servers"}
+SERIES = ("cpu", "packets_received", "packets_sent")
+"""What P4 draws over time, one line per node."""
+
+
+def add_figure(page: Page, paper: spec.Paper, table: Table) -> None:
+    """Put the figure first on the page of its measurements."""
+    section = Section(title=f"Figure {paper.figure} of {paper.paper}, redrawn: {paper.title}")
+    timed = [row for row in table.rows if row.samples_per_second is not None]
+    if paper.kind == "series":
+        _add_series(page, section, timed)
+    elif paper.kind == "loss":
+        _add_losses(page, section, timed)
+    else:
+        _add_grid(page, section, paper, timed)
+    page.scaling.insert(0, section)
+
+
+def add_network(page: Page, paper: spec.Paper, curves: dict[str, Any]) -> None:
+    """Bandwidth against message size, a line for each network; `curves`: link -> pairs of `net`."""
+    ways = {"bits_per_second": "one direction", "both_bits_per_second": "each of both"}
+    page.datasets["figure/net"] = [
+        {"bytes": row["bytes"], "rate": row[way] / 1e9, "series": f"{link}, {words}"}
+        for link, pairs in curves.items()
+        for pair in pairs
+        for row in pair["rows"]
+        for way, words in ways.items()
+    ]
+    chart = (
+        _base("figure/net")
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("bytes:Q", title="message, bytes", scale=alt.Scale(type="log", base=2)),
+            y=alt.Y("rate:Q", title="Gbit/s", scale=alt.Scale(type="log")),
+            color=_colour(),
+        )
+        .properties(height=charts.HEIGHT)
+    )
+    title = "Bandwidth against message size"
+    drawn = Chart(name="figure-net", title=title, data="figure/net", spec=_dict(chart))
+    heading = f"Figure {paper.figure} of {paper.paper}, redrawn: {paper.title}"
+    page.scaling.insert(0, Section(title=heading, charts=[drawn]))
+
+
+def _add_grid(page: Page, section: Section, paper: spec.Paper, rows: Sequence[Row]) -> None:
+    """One chart per measure and panel; bars where the x axis counts nothing."""
+    panels = sorted({getattr(row, paper.panels) for row in rows}) if paper.panels else [None]
+    for panel in panels:
+        own = [r for r in rows if panel is None or getattr(r, paper.panels) == panel]
+        name = slug("figure" if panel is None else f"figure {panel}")
+        page.datasets[f"figure/{name}"] = _points(paper, own)
+        where = "" if panel is None else f", {FACTORS.get(paper.panels, paper.panels)} {panel}"
+        for measure in paper.y:
+            if any(measure in point for point in page.datasets[f"figure/{name}"]):
+                section.charts.append(_drawn(paper, measure, name, where))
+
+
+def _points(paper: spec.Paper, rows: Sequence[Row]) -> Values:
+    points: Values = []
+    for row in rows:
+        point = {"x": getattr(row, paper.x), "series": _line_name(paper, row)}
+        for measure in paper.y:
+            value = getattr(row, measure)
+            if measure == "samples_per_second" and value is not None:
+                point |= {"low": value.low, "high": value.high}
+                value = value.median
+            if value is not None:
+                point[measure] = value
+        points.append(point)
+    return points
+
+
+def _line_name(paper: spec.Paper, row: Row) -> str:
+    value = getattr(row, paper.lines)
+    if paper.lines in FACTORS:
+        return f"{value} {FACTORS[paper.lines]}" if value else "single"
+    return str(value)
+
+
+def _drawn(paper: spec.Paper, measure: str, name: str, where: str) -> Chart:
+    data = f"figure/{name}"
+    counts = paper.x in FACTORS
+    x_title = FACTORS.get(paper.x, paper.x)
+    x = alt.X("x:Q", title=x_title) if counts else alt.X("x:N", title=None, sort=None)
+    y = alt.Y(f"{measure}:Q", title=MEASURES[measure], scale=alt.Scale(zero=True))
+    tips = [
+        "series:N",
+        alt.Tooltip("x", title=x_title),
+        alt.Tooltip(f"{measure}:Q", format=",.4~g"),
+    ]
+    base = _base(data)
+    if counts:
+        chart: Any = base.mark_line(point=True).encode(x=x, y=y, color=_colour(), tooltip=tips)
+        if measure == "samples_per_second":
+            spread = base.mark_rule(opacity=0.6).encode(
+                x=x, y="low:Q", y2="high:Q", color=_colour()
+            )
+            chart = alt.layer(spread, chart)
+    else:
+        chart = base.mark_bar().encode(x=x, xOffset="series:N", y=y, color=_colour(), tooltip=tips)
+    title = f"{MEASURES[measure]} against {x_title}{where}"
+    spec_dict = _dict(chart.properties(height=charts.HEIGHT))
+    return Chart(name=f"{name}-{slug(measure)}", title=title, data=data, spec=spec_dict)
+
+
+def _add_series(page: Page, section: Section, rows: Sequence[Row]) -> None:
+    names = labels(rows)
+    for row in rows:
+        run = run_of(row)
+        values = members.series(run) if run is not None else []
+        if values:
+            data = f"figure/{slug(names[row.cell])}"
+            page.datasets[data] = values
+            for chart in charts.series(data, SERIES):
+                section.charts.append(_retitled(chart, f"{chart.title}: {names[row.cell]}"))
+
+
+def _add_losses(page: Page, section: Section, rows: Sequence[Row]) -> None:
+    names = labels(rows)
+    found = [(run_of(row), names[row.cell]) for row in rows]
+    page.datasets["figure/loss"] = [
+        value for run, name in found if run is not None for value in members.losses(run, name)
+    ]
+    drawn = charts.losses("figure/loss")
+    section.charts += [_retitled(chart, chart.title) for chart in drawn]
+
+
+def _retitled(chart: Chart, title: str) -> Chart:
+    """The same chart as a part of the figure: names of files stay apart."""
+    return Chart(name=f"figure-{chart.name}", title=title, data=chart.data, spec=chart.spec)
+
+
+def _base(data: str) -> alt.Chart:
+    return alt.Chart(alt.NamedData(name=data), width="container")
+
+
+def _colour() -> alt.Color:
+    scale = alt.Scale(range=list(charts.SERIES_COLOURS))
+    return alt.Color("series:N", title=None, sort=None, scale=scale)
+
+
+def _dict(chart: Any) -> dict[str, Any]:
+    made: dict[str, Any] = chart.to_dict()
+    made.pop("config", None)
+    return made
