@@ -175,7 +175,7 @@ def breakdown(data: str) -> Chart:
                 "phase:N",
                 title=None,
                 scale=alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values())),
-                legend=alt.Legend(orient="top", columns=3, symbolType="square"),
+                legend=alt.Legend(orient="top", columns=7, symbolType="square"),
             ),
             order="order:Q",
             tooltip=["label:N", "phase:N", _tip("ms", "ms per step", ",.2f")],
@@ -266,8 +266,6 @@ def theme(dark: bool) -> Mapping[str, Any]:
             "titleColor": faint,
             "labelFontSize": 12,
             "orient": "top",
-            # Beside the axis too: on a phone every pixel of width counts.
-            "layout": {"top": {"anchor": "start", "bounds": "full", "direction": "horizontal"}},
         },
         "title": {"color": ink, "fontSize": 13, "fontWeight": 600, "anchor": "start"},
         "text": {"color": ink},

@@ -99,16 +99,26 @@ def render(page: Page) -> str:
     environment.filters |= {"seconds": format_seconds, "slug": slug}
     drawn = page.charts()
     data = {
-        "charts": {chart.name: {"data": chart.data, "spec": chart.spec} for chart in drawn},
+        "charts": {chart.name: {"data": chart.data, "spec": _on_page(chart)} for chart in drawn},
         "datasets": page.datasets,
         "themes": {"light": charts.theme(dark=False), "dark": charts.theme(dark=True)},
     }
     return environment.get_template("page.html").render(
         page=page,
+        colours=charts.PHASE_COLOURS,
         data=msgspec.json.encode(data).decode().replace("</", "<\\/"),
         vega=_vega().replace("</script", "<\\/script") if drawn else "",
         version=__version__,
     )
+
+
+def _on_page(chart: Chart) -> dict[str, Any]:
+    """The chart without a legend where the page has one for all charts of the kind."""
+    if not chart.data.startswith("breakdown/"):
+        return chart.spec
+    encoding = chart.spec["encoding"]
+    colour = encoding["color"] | {"legend": None}
+    return chart.spec | {"encoding": encoding | {"color": colour}}
 
 
 def slug(text: str) -> str:

@@ -1,9 +1,9 @@
 """Each planted cause is named, a healthy run is called healthy, and the parts sum to the whole."""
 
 import pytest
-from synthetic import MB, Times, synchronous_run
 
 from paceline.explain import explain
+from tests.synthetic import MB, Times, synchronous_run
 
 HEALTHY = {}
 PLANTED = {

@@ -1,0 +1,34 @@
+"""`paceline watch`: the live page of a running job."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SETTINGS = {"epilog": "Example: paceline watch runs/20260101-120000-resnet50-ring-4"}
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="The run folder of a job, running or not.")],
+    port: Annotated[int, typer.Option(help="Port on localhost; a free one when left out.")] = 0,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show the live page of RUN until ctrl-C."""
+    import webbrowser
+
+    from paceline.cli import console
+    from paceline.report import live
+
+    address, stop = live.serve(run, port)
+    console.out.print(f"watching {run} at {address}", soft_wrap=True)
+    console.err.print("end with ctrl-C; the job goes on")
+    try:
+        if browser:
+            webbrowser.open(address)
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        return
+    finally:
+        stop()
