@@ -1,0 +1,142 @@
+"""Members as threads examine each other over loopback: what they find, and who is missing."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from paceline.errors import DeadlineError, SpecError
+from paceline.launch import Identity
+from paceline.launch.doctor import Examination, Needs, examine, findings, gather
+from paceline.launch.doctor.probes import Door, Target, probe
+
+KEY = "k" * 64
+
+
+def identities(members: int, port: int, key: str = KEY) -> list[Identity]:
+    return [
+        Identity(
+            index=index,
+            workers=members,
+            host=f"host{index}",
+            coordinator=f"127.0.0.1:{port}",
+            local_index=index,
+            local_members=members,
+            key=key,
+        )
+        for index in range(members)
+    ]
+
+
+def run(
+    members: list[Identity],
+    listener: socket.socket,
+    clocks: dict[int, Callable[[], float]] | None = None,
+    deadline_seconds: float = 20.0,
+) -> dict[int, Examination | Exception]:
+    """Each member's result, or what it raised."""
+    results: dict[int, Examination | Exception] = {}
+
+    def attend(identity: Identity) -> None:
+        facts = gather(identity, {**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            results[identity.index] = examine(
+                identity,
+                facts,
+                listener=listener if identity.index == 0 else None,
+                bandwidth=False,
+                deadline_seconds=deadline_seconds,
+                clock=(clocks or {}).get(identity.index, time.time),
+            )
+        except Exception as error:
+            results[identity.index] = error
+
+    threads = [threading.Thread(target=attend, args=(member,)) for member in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return results
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def test_all_pairs_are_probed_and_all_members_know_the_same(listener: socket.socket) -> None:
+    results = run(identities(4, port_of(listener)), listener)
+    first = results[0]
+    assert isinstance(first, Examination)
+    assert all(result == first for result in results.values())
+    assert {(p.source, p.target) for p in first.pairs} == {
+        (f"worker{i}", f"worker{j}") for i in range(4) for j in range(4) if i != j
+    }
+    assert all(pair.problem == "" for pair in first.pairs)
+    assert all(pair.round_trip_seconds for pair in first.pairs)
+    wrong = [f for f in findings(first, Needs(shared_memory_bytes=0)) if f.severity == "error"]
+    assert wrong == []
+
+
+def test_a_clock_that_is_two_seconds_off_is_named(listener: socket.socket) -> None:
+    clocks = {1: lambda: time.time() + 2.0}
+    result = run(identities(3, port_of(listener)), listener, clocks)[0]
+    assert isinstance(result, Examination)
+    (finding,) = [f for f in findings(result) if f.kind == "clock"]
+    assert finding.members == ["worker1"]
+    assert "2.00 s ahead of worker0's" in finding.problem
+
+
+def test_a_member_that_never_comes_is_named(listener: socket.socket) -> None:
+    members = identities(3, port_of(listener))
+    results = run([members[0], members[2]], listener, deadline_seconds=2.0)
+    for index in (0, 2):
+        result = results[index]
+        assert isinstance(result, Examination)
+        assert result.missing == ["worker1"]
+        assert {(p.source, p.target) for p in result.pairs} == {
+            ("worker0", "worker2"),
+            ("worker2", "worker0"),
+        }
+
+
+def test_a_member_without_the_key_is_refused(listener: socket.socket) -> None:
+    members = identities(2, port_of(listener))
+    stranger = msgspec.structs.replace(members[1], key="another")
+    results = run([members[0], stranger], listener, deadline_seconds=1.0)
+    first = results[0]
+    assert isinstance(first, Examination)
+    assert first.missing == ["worker1"]
+    assert isinstance(results[1], DeadlineError)
+
+
+def test_a_door_answers_only_those_who_know_the_token() -> None:
+    door = Door(b"t" * 16)
+    target = Target(member="worker1", address="127.0.0.1", port=door.port)
+    try:
+        good = probe("worker0", target, b"t" * 16, bandwidth=True)
+        bad = probe("worker0", target, b"x" * 16, bandwidth=False)
+    finally:
+        door.close()
+    assert good.problem == ""
+    assert good.bandwidth_bits_per_second is not None
+    assert bad.problem.startswith("it answered and then failed")
+    closed = probe("worker0", target, b"t" * 16, bandwidth=False)
+    assert closed.problem == "refused"
+
+
+def test_no_worker_0_is_a_cause_and_not_a_hang(listener: socket.socket) -> None:
+    members = identities(2, port_of(listener))
+    listener.close()
+    (error,) = run([members[1]], listener, deadline_seconds=0.5).values()
+    assert isinstance(error, SpecError)
+    assert "nobody listened there within 0.5 s" in error.problem
