@@ -1,0 +1,42 @@
+"""The plain DDP script that benchmarks/tunnel.py compares with: torch's reducer, no Paceline in it.
+
+Started as a worker of a tunnel; only who it is and where its steps are recorded come from Paceline.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+from paceline.architectures.group import join
+from paceline.models.emulated import model_for
+from paceline.record import RunFolder
+from paceline.training.session import Session
+
+
+def main() -> None:
+    session: Session = paceline.init()
+    assert session.recorder is not None
+    experiment = RunFolder(Path(session.identity.run)).experiment()
+    emulated = model_for(experiment, session.identity.name)
+    assert emulated is not None, "this benchmark emulates its devices"
+    join(session.context(torch.device("cpu")), "gloo")
+    model = DistributedDataParallel(emulated, gradient_as_bucket_view=True)
+    batch = experiment.workload.batch
+    inputs, targets = torch.zeros(batch, 1), torch.zeros(batch, dtype=torch.long)
+    clock = session.clock
+    for step in range(experiment.workload.steps):
+        model.zero_grad()
+        clock.enter("forward")
+        loss = functional.cross_entropy(model(inputs), targets)
+        clock.enter("backward")
+        loss.backward()
+        session.recorder.add_step(clock.end_step(step, batch))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
