@@ -105,4 +105,5 @@ class _Looks:
 def _page(title: str) -> str:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # phases keep their order
     return environment.get_template("live.html").render(title=title, colours=PHASE_COLOURS)

@@ -1,0 +1,59 @@
+"""`paceline report`: a page of runs or of a comparison, and exports for other tools."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.record import RunFolder
+
+SETTINGS = {"epilog": "Example: paceline report runs/single-1 runs/ring-2 --out page"}
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or one comparison's folder.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; `report` beside the first run's files.")
+    ] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="trace, tensorboard, mllog or csv in place of the page; may be repeated."
+        ),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write one page that needs no network: verdict, charts (also as SVG and PNG), tables, CSV."""
+    import webbrowser
+
+    from paceline.cli.console import out as console
+    from paceline.report.exports import export as export_run
+
+    target = out or folders[0] / ("exports" if export else "report")
+    if export:
+        for run in _runs(folders):
+            for kind in ",".join(export).split(","):
+                for file in export_run(kind, run, target / kind):
+                    console.print(str(file), soft_wrap=True)
+        return
+    index = _page(folders, target)
+    console.print(f"page: {index}", soft_wrap=True)
+    if browser:
+        webbrowser.open(index.resolve().as_uri())
+
+
+def _page(folders: list[Path], target: Path) -> Path:
+    from paceline import report
+    from paceline.bench.compare import QUESTION, ComparisonFolder
+
+    if len(folders) == 1 and (folders[0] / QUESTION).is_file():
+        question = (folders[0] / QUESTION).read_text(encoding="utf-8")
+        return report.write(ComparisonFolder.open(folders[0]).table(), target, question=question)
+    return report.write_runs(_runs(folders), target)
+
+
+def _runs(folders: list[Path]) -> "list[RunFolder]":
+    from paceline.record import open_folder
+
+    return [open_folder(folder) for folder in folders]
