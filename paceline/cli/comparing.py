@@ -158,9 +158,9 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in names:
         words = name not in ("batch", "workers", "servers")
-        grid.add_column(name, justify="left" if words else "right")
+        grid.add_column(name, justify="left" if words else "right", overflow="fold")
     for name in filled:
-        grid.add_column(SHORT.get(name, name), justify="right")
+        grid.add_column(SHORT.get(name, name), justify="right", no_wrap=True)
     for row in rows:
         cells = [text(row) for text in (*names.values(), *filled.values())]
         grid.add_row(*(escape(cell) for cell in cells))

@@ -47,9 +47,18 @@ def command(
 
 
 def _sized(preset: "Comparison", quick: bool, data_dir: str | None) -> "Comparison":
+    """The preset at full size, or quick; quick needs no download where no copies are named."""
+    import msgspec
+
     from paceline import spec
 
     sized = preset.quickly() if quick else preset
-    if data_dir is None:
+    if data_dir is not None:
+        return spec.vary(sized, {"data_dir": str(Path(data_dir).absolute())}, {})
+    data = sized.experiment.workload.data
+    if not quick or data in ("synthetic", "shapes") or sized.paper is None:
         return sized
-    return spec.vary(sized, {"data_dir": str(Path(data_dir).absolute())}, {})
+    instead = "shapes" if data == "cifar10" else "synthetic"
+    note = f"The samples are {instead} in place of {data}: --data-dir names real copies."
+    paper = msgspec.structs.replace(sized.paper, differs=(*sized.paper.differs, note))
+    return msgspec.structs.replace(spec.vary(sized, {"data": instead}, {}), paper=paper)

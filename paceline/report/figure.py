@@ -19,7 +19,12 @@ MEASURES = {
     "epoch_seconds": "seconds per epoch",
     "step_seconds": "seconds per step",
 }
-FACTORS = {"workers": "workers", "batch": "batch per worker", "servers": "servers"}
+FACTORS = {
+    "workers": "workers",
+    "batch": "batch per worker",
+    "global_batch": "samples a step",
+    "servers": "servers",
+}
 SERIES = ("cpu", "packets_received", "packets_sent")
 """What P4 draws over time, one line per node."""
 
@@ -79,7 +84,8 @@ def _add_grid(page: Page, section: Section, paper: spec.Paper, rows: Sequence[Ro
 def _points(paper: spec.Paper, rows: Sequence[Row]) -> Values:
     points: Values = []
     for row in rows:
-        point = {"x": getattr(row, paper.x), "series": _line_name(paper, row)}
+        x = getattr(row, paper.x)
+        point = {"x": "bare" if x is None else x, "series": _line_name(paper, row)}
         for measure in paper.y:
             value = getattr(row, measure)
             if measure == "samples_per_second" and value is not None:
