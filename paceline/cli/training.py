@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.table import Table
@@ -9,6 +10,7 @@ from rich.table import Table
 from paceline import architectures, data, engines, models, record, spec
 from paceline.cli import console
 from paceline.errors import SpecError, suggest
+from paceline.explain import conclude
 from paceline.launch import identify
 from paceline.record import RunFolder, Summary
 from paceline.units import format_bytes, format_seconds
@@ -60,10 +62,14 @@ def train(
     if path.exists():
         raise SpecError("--out", f"{path} exists.", "name a folder that does not exist yet.")
     num_steps = experiment.workload.steps or (None if experiment.workload.epochs else 50)
-    with console.step_progress(_short(experiment), None if script else num_steps) as progress:
+    with (
+        _watched(path) if watch else nullcontext(),
+        console.step_progress(_short(experiment), None if script else num_steps) as progress,
+    ):
         folder = engines.run(
             experiment, path, script=script, output=console.print_member_line, progress=progress
         )
+    conclude(folder)
     show(folder, json)
     return folder
 
@@ -84,6 +90,7 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
     if current().speaks_for_all:
         folder.wait_for_members()
         record.summarise(folder, "finished")
+        conclude(folder)
         show(folder, json)
 
 
@@ -127,6 +134,13 @@ def table(summary: Summary) -> Table:
     if isinstance(summary.verdict, str):
         grid.add_row("verdict", summary.verdict)
     return grid
+
+
+def _watched(path: Path) -> AbstractContextManager[None]:
+    """The live page, from the moment the run folder is there."""
+    from paceline.report import live
+
+    return live.serving(path, lambda address: console.err.print(f"live page: {address}"))
 
 
 def _short(experiment: spec.Experiment) -> str:

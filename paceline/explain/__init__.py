@@ -7,7 +7,7 @@ causes   which losses are worth a sentence, and why they arose
 words    the sentences
 """
 
-from paceline.explain.answer import explain, verdict
+from paceline.explain.answer import conclude, explain, verdict
 from paceline.explain.findings import Action, Cause, Explanation, Late, Part, Resource
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Late",
     "Part",
     "Resource",
+    "conclude",
     "explain",
     "verdict",
 ]

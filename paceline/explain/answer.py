@@ -1,11 +1,12 @@
 """Put facts, parts, limits, causes and words together."""
 
+from paceline.errors import RecordError
 from paceline.explain import limits, words
 from paceline.explain.causes import find_late, losses
 from paceline.explain.facts import Facts, gather
 from paceline.explain.findings import Cause, Explanation
 from paceline.explain.parts import parts
-from paceline.record import RunFolder
+from paceline.record import RunFolder, Summary
 
 
 def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = "") -> Explanation:
@@ -55,6 +56,20 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
 def verdict(run: RunFolder, baseline: RunFolder | None = None) -> str:
     """The one sentence that says what limited a run."""
     return explain(run, baseline).verdict
+
+
+def conclude(run: RunFolder) -> Summary:
+    """Add the verdict, and the limit where links are known, to a run's summary; returns it."""
+    summary = run.summary()
+    try:
+        facts, found = gather(run), explain(run)
+    except RecordError:  # no step was finished: there is nothing to say
+        return summary
+    summary.verdict = found.verdict
+    if facts.links or not facts.exchanges:
+        summary.limit_seconds = found.limit_seconds
+    run.write_summary(summary)
+    return summary
 
 
 def _limit_seconds(facts: Facts) -> float:

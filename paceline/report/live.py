@@ -7,7 +7,9 @@ import asyncio
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jinja2
@@ -54,6 +56,35 @@ def serve(
         listening.close()
 
     return f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}", stop
+
+
+@contextmanager
+def serving(path: Path, announce: Callable[[str], None]) -> Iterator[None]:
+    """Serve a run that is about to start: `announce` is called once its folder is there.
+
+    At the end the page gets one more look, so that it shows how the run ended.
+    """
+    ending = threading.Event()
+    stops: list[Callable[[], None]] = []
+
+    def start() -> None:
+        while not (path / "run.json").exists():
+            if ending.wait(0.1):
+                return
+        address, stop = serve(path)
+        stops.append(stop)
+        announce(address)
+
+    thread = threading.Thread(target=start, name="paceline-watch-start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join(STOP_SECONDS)
+        for stop in stops:
+            time.sleep(1.5 * LOOK_SECONDS)
+            stop()
 
 
 def application(
