@@ -35,6 +35,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     rootfs: str = ""
     """A folder with a root file system, in place of an image; podman only."""
 
+    mount_point: str = ""
+    """An empty folder where "/" is mounted a second time, for podman cannot start from itself."""
+
 
 def parse_container(text: str) -> Container:
     """Read "docker:IMAGE", "podman:IMAGE", "podman:rootfs=FOLDER" or "apptainer:IMAGE"."""
@@ -50,9 +53,9 @@ def parse_container(text: str) -> Container:
     if engine != "podman":
         problem = f"{engine} starts images, not folders."
         raise SpecError(where, problem, "write podman:rootfs=FOLDER.")
-    if not folder.is_dir() or folder.resolve() == Path("/"):
-        problem = f"{folder} is not a folder that holds a root file system of its own."
-        fix = "make one with debootstrap, or bind-mount this machine's: `mount --bind / FOLDER`."
+    if not folder.is_dir():
+        problem = f"{folder} is not a folder."
+        fix = "make one with debootstrap, or write podman:rootfs=/ for this machine's own files."
         raise SpecError(where, problem, fix)
     return Container(engine=engine, rootfs=str(folder.resolve()))
 
@@ -67,6 +70,9 @@ def _require_engine(container: Container) -> None:
     if shutil.which(container.engine) is None:
         fix = f"install {container.engine}, or leave --container out."
         raise MissingError(f"{container.engine} is not installed here.", fix)
+    if container.rootfs == "/" and os.geteuid() != 0:
+        problem = "rootfs=/ mounts this machine's files a second time, which only root may do."
+        raise MissingError(problem, "run as root, or name an image.")
 
 
 @contextmanager
@@ -86,11 +92,14 @@ def inside(
     container = parse_container(text)
     _require_engine(container)
     job = f"paceline-{os.getpid()}-{secrets.token_hex(4)}"
+    mount_point = Path(tempfile.mkdtemp(prefix="paceline-root-"))
+    container = msgspec.structs.replace(container, mount_point=str(mount_point))
     wrapped = [wrap(command, container, f"{job}-{command.name}", folders) for command in commands]
     try:
         yield wrapped
     finally:
         _remove(container, [f"{job}-{command.name}" for command in commands])
+        mount_point.rmdir()
 
 
 def wrap(
@@ -104,10 +113,12 @@ def wrap(
         environment |= to_environment(own_port)
     # A root file system that holds this very interpreter is a copy of this machine; else the
     # image has its own, with its own Paceline.
+    is_copy = container.rootfs and Path(container.rootfs + sys.executable).exists()
+    python = sys.executable if is_copy else "python3"
     program, *arguments = command.argv
-    if program == sys.executable:
-        is_copy = container.rootfs and Path(container.rootfs + program).exists()
-        program = program if is_copy else "python3"
+    inner = [python if program == sys.executable else program, *arguments]
+    if container.engine != "apptainer":  # whose containers are child processes, and end with us
+        inner = [python, "-m", "paceline.launch.lifeline", str(os.getpid()), *inner]
     passed = sorted(n for n in environment if n.startswith(PASSED_ON))
     seen = [str(path) for path in (Path.cwd(), Path(tempfile.gettempdir()), *folders)]
     if container.rootfs and "PYTHONPATH" in environment:
@@ -116,7 +127,7 @@ def wrap(
         container, name, command.cores, passed, list(dict.fromkeys(seen))
     )
     return msgspec.structs.replace(
-        command, argv=(*line, program, *arguments), environment=environment, descriptors=()
+        command, argv=(*line, *inner), environment=environment, descriptors=()
     )
 
 
@@ -141,7 +152,11 @@ def _podman(
     line += ["run", *_shared_options(name, cores, passed, seen)]
     line += ["--userns=keep-id"] if os.geteuid() else []
     line += ["--device=nvidia.com/gpu=all"] if _has_nvidia() else []
-    return [*line, *(["--rootfs", container.rootfs] if container.rootfs else [container.image])]
+    if container.rootfs != "/":
+        return [*line, *(["--rootfs", container.rootfs] if container.rootfs else [container.image])]
+    # In a mount namespace of its own: the second "/" ends with the process, whatever ends it.
+    mount = ["unshare", "--mount", "sh", "-c", 'mount --bind / "$0" && exec "$@"']
+    return [*mount, container.mount_point, *line, "--rootfs", container.mount_point]
 
 
 def _apptainer(

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,9 @@ def test_every_engine_passes_the_member_on(text: str, tmp_path: Path) -> None:
     engine, _, image = text.partition(":")
     place = wrapped.argv.index(image)
     assert wrapped.argv[0] == engine
-    assert wrapped.argv[place + 1 :] == ("python3", "-m", "paceline.training.member")
+    assert wrapped.argv[-3:] == ("python3", "-m", "paceline.training.member")
+    dies_with_us = f"paceline.launch.lifeline {os.getpid()}" in " ".join(wrapped.argv[place:])
+    assert dies_with_us == (engine != "apptainer")
     assert any(str(tmp_path) in option for option in wrapped.argv[:place])
     assert any(str(Path.cwd()) in option for option in wrapped.argv[:place])
     assert SECRET not in " ".join(wrapped.argv)
@@ -66,7 +67,6 @@ def test_a_container_keeps_the_hosts_network_shared_memory_and_cores(text: str) 
         ("podman", "names no image"),
         ("docker:rootfs=/srv", "podman:rootfs=FOLDER"),
         ("podman:rootfs=/nowhere/at/all", "debootstrap"),
-        ("podman:rootfs=/", "mount --bind"),
     ],
 )
 def test_bad_input_is_refused(text: str, match: str) -> None:
@@ -96,23 +96,18 @@ print(json.dumps([identify(os.environ).name, sorted(os.sched_getaffinity(0)), os
 
 
 @pytest.fixture
-def rootfs(tmp_path: Path) -> Iterator[Path]:
-    """This machine's root file system, mounted a second time."""
-    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
+def podman() -> str:
+    """A container that sees this machine's own files."""
+    missing = [name for name in ("podman", "runc", "unshare") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and podman; missing: {', '.join(missing) or 'root'}")
-    folder = tmp_path / "root"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "--bind", "/", str(folder)], capture_output=True, text=True, check=False
-    )
+    line = ["unshare", "--mount", "mount", "--bind", "/", "/mnt"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"cannot bind-mount: {done.stderr.strip()}")
-    if not (folder / sys.executable.lstrip("/")).exists():
-        subprocess.run(["umount", str(folder)], check=True)
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    if Path(sys.executable).stat().st_dev != Path("/").stat().st_dev:
         pytest.skip("this interpreter is not on the root file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return "podman:rootfs=/"
 
 
 def member(name: str, script: str, cores: tuple[int, ...] = ()) -> MemberCommand:
@@ -126,13 +121,13 @@ def member(name: str, script: str, cores: tuple[int, ...] = ()) -> MemberCommand
     return MemberCommand(name=name, argv=argv, environment=environment, cores=cores)
 
 
-def test_podman_runs_a_member_as_if_outside(rootfs: Path, tmp_path: Path) -> None:
+def test_podman_runs_a_member_as_if_outside(podman: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     core = min(os.sched_getaffinity(0))
     lines: list[str] = []
     command = member("worker1", SAY.format(folder=folder), cores=(core,))
-    with inside(f"podman:rootfs={rootfs}", [command], [folder]) as started:
+    with inside(podman, [command], [folder]) as started:
         supervise(started, output=lambda name, line: lines.append(line), deadline_seconds=60)
     shared_memory = os.stat("/dev/shm").st_dev
     assert json.loads(lines[-1]) == ["worker1", [core], os.getcwd(), shared_memory, True]
@@ -140,17 +135,24 @@ def test_podman_runs_a_member_as_if_outside(rootfs: Path, tmp_path: Path) -> Non
     assert containers() == ""
 
 
-def test_podman_ends_all_when_one_fails(rootfs: Path) -> None:
+def test_podman_ends_all_when_one_fails(podman: str) -> None:
     commands = [
         member("worker0", "import time; time.sleep(300)"),
         member("worker1", "import time; time.sleep(1); raise SystemExit('gone wrong')"),
     ]
     with (
         pytest.raises(MemberError, match="gone wrong"),
-        inside(f"podman:rootfs={rootfs}", commands, []) as started,
+        inside(podman, commands, []) as started,
     ):
         supervise(started, output=lambda name, line: None, deadline_seconds=60)
     assert containers() == ""
+
+
+def test_only_root_sees_its_own_files_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(MissingError, match="run as root"):
+        check_container("podman:rootfs=/")
 
 
 def containers() -> str:
