@@ -8,6 +8,7 @@ from statistics import fmean
 from paceline import record, spec
 from paceline.errors import RecordError
 from paceline.record import PHASES, Member, RunFolder, Sample, Step
+from paceline.spec.hosts import place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,9 @@ class MemberTraffic:
     bytes_received: float
     cpu_seconds: float | None
     """CPU time it used in that while."""
+
+    serving_seconds: float | None = None
+    """How long it summed and updated, where it serves."""
 
     @property
     def busier_bytes(self) -> float:
@@ -201,7 +205,9 @@ def _traffic(
     start = min(own[0].start_seconds + offsets.get(n, 0.0) for n, own in window.items())
     end = max(own[-1].end_seconds + offsets.get(n, 0.0) for n, own in window.items())
     steps = (end - start) / typical.step_seconds
-    interval = run.experiment().measurement.sample_seconds
+    experiment = run.experiment()
+    interval, dilation = experiment.measurement.sample_seconds, experiment.cluster.dilation
+    all_steps = max(own[-1].step + 1 for own in window.values())
     found = {}
     for member in members:
         series = run.series(member.name)
@@ -214,10 +220,12 @@ def _traffic(
             return _between(totals, start - offset, end - offset) / steps
 
         has_cpu = series[0].cpu_fraction is not None
+        busy = member.counters.get("busy_seconds")
         found[member.name] = MemberTraffic(
             bytes_sent=per_step("bytes_sent"),
             bytes_received=per_step("bytes_received"),
             cpu_seconds=per_step("cpu_fraction") if has_cpu else None,
+            serving_seconds=busy / all_steps / dilation if isinstance(busy, float) else None,
         )
     return found
 
@@ -253,18 +261,10 @@ def _between(totals: Sequence[tuple[float, float]], start: float, end: float) ->
 def links(
     experiment: spec.Experiment, members: Sequence[Member], given: str
 ) -> dict[str, spec.Link]:
-    """The cable of each member's host; empty when nobody has said what it is.
-
-    Members take their places in the order of hosts: `[[cluster.hosts]]` from the first to the last.
-    """
-    cluster = experiment.cluster
-    default = given or (cluster.link if experiment.engine != "here" else "")
-    texts = {member.name: default for member in members}
-    workers = servers = 0
-    for host in cluster.hosts:
-        for _ in range(host.count):
-            own = [f"worker{workers + i}" for i in range(host.workers)]
-            own += [f"server{servers + i}" for i in range(host.servers)]
-            texts.update({name: host.link or default for name in own if name in texts})
-            workers, servers = workers + host.workers, servers + host.servers
-    return {name: spec.parse_link(text, "link") for name, text in texts.items() if text}
+    """The cable of each member's host; empty when nobody has said what it is."""
+    if given:
+        cable = spec.parse_link(given, "--link")
+        return {member.name: cable for member in members}
+    if experiment.engine == "here":
+        return {}
+    return {name: host.link for host in place(experiment) for name in host.members}

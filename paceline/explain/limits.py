@@ -25,15 +25,18 @@ def resources(facts: Facts) -> list[Resource]:
             counter=f"{slowest.name}: input",
         ),
     ]
-    for role in ("worker", "server"):
-        found += [*_links(facts, role)[:1], *_cores(facts, role)]
+    found += [*_links(facts, "worker"), *_links(facts, "server")]
+    serving = serving_seconds(facts)
+    if serving is not None:
+        name, seconds, counter = serving
+        found.append(Resource(name=f"work of {name}", seconds=seconds, counter=counter))
     return sorted((r for r in found if r.seconds > 0), key=lambda r: -r.seconds)
 
 
 def link_seconds(facts: Facts, role: str) -> tuple[str, float] | None:
     """The member of a role whose link is needed longest, and how long; None when not known."""
     timed = [
-        (8 * facts.traffic[m.name].busier_bytes / rate(facts, m.name), m.name)
+        (_wire_seconds(facts, m.name), m.name)
         for m in facts.members
         if m.role == role and m.name in facts.traffic and m.name in facts.links
     ]
@@ -43,32 +46,49 @@ def link_seconds(facts: Facts, role: str) -> tuple[str, float] | None:
     return name, seconds
 
 
-def rate(facts: Facts, member: str) -> float:
-    """Bits per second of a member's cable as it was in the run: dilation slows it."""
-    return facts.links[member].bandwidth_bits_per_second
-
-
 def closed_form_seconds(facts: Facts) -> float | None:
     """The least time of one exchange with these links; None where size or links are unknown."""
     size, kind = gradient_bytes(facts), facts.architecture
     if size is None or not facts.links or not facts.exchanges:
         return None
-    slowest = min(link.bandwidth_bits_per_second for link in facts.links.values()) / 8
+    rates = {link.bandwidth_bits_per_second for link in facts.links.values()}
+    if len(rates) > 1:  # the closed forms are for equal links
+        return None
+    bytes_per_second = rates.pop() / 8
     workers, servers = facts.summary.workers, facts.summary.servers
     if isinstance(kind, spec.Server):
-        return placement.exchange_seconds(kind.placement, workers, servers, size, slowest)
+        return placement.exchange_seconds(kind.placement, workers, servers, size, bytes_per_second)
     if isinstance(kind, spec.Ring):
-        return placement.ring_seconds(workers, size, slowest)
+        return placement.ring_seconds(workers, size, bytes_per_second)
     return None
 
 
 def gradient_bytes(facts: Facts) -> float | None:
-    """Bytes of one worker's gradients, as it counted them."""
-    for member in facts.members:
-        size = member.counters.get("gradient_bytes")
-        if isinstance(size, int | float):
-            return float(size)
-    return None
+    """Bytes of one worker's gradients: what all that serve hold together."""
+    served = [m.counters["served_bytes"] for m in facts.members if "served_bytes" in m.counters]
+    known = [size for size in served if isinstance(size, int | float)]
+    return float(sum(known)) if known else None
+
+
+def serving_seconds(facts: Facts) -> tuple[str, float, str] | None:
+    """The dedicated server that works longest per step, how long, and the counter that says so."""
+    found = []
+    for member in facts.servers:
+        traffic = facts.traffic.get(member.name)
+        if traffic is not None and traffic.serving_seconds is not None:
+            found.append((traffic.serving_seconds, member.name, "busy_seconds"))
+        elif traffic is not None and traffic.cpu_seconds is not None:
+            found.append((traffic.cpu_seconds, member.name, "cpu_fraction"))
+    if not found:
+        return None
+    seconds, name, counter = max(found)
+    share = seconds / facts.typical.step_seconds
+    return name, seconds, f"{name}: {counter}, {share:.0%} of the time"
+
+
+def _wire_seconds(facts: Facts, member: str) -> float:
+    bits = 8 * facts.traffic[member].busier_bytes
+    return bits / facts.links[member].bandwidth_bits_per_second
 
 
 def busy_cores(facts: Facts) -> float | None:
@@ -89,19 +109,3 @@ def _links(facts: Facts, role: str) -> list[Resource]:
     cable = format_bandwidth(facts.links[name].bandwidth_bits_per_second)
     counter = f"{name}: {size} per step in its busier direction, over {cable}"
     return [Resource(name=f"link of {name}", seconds=seconds, counter=counter)]
-
-
-def _cores(facts: Facts, role: str) -> list[Resource]:
-    """A server's one busy thread; workers' CPU time is their compute and is counted there."""
-    if role != "server":
-        return []
-    used = [
-        (facts.traffic[m.name].cpu_seconds or 0.0, m.name)
-        for m in facts.servers
-        if m.name in facts.traffic
-    ]
-    if not used:
-        return []
-    seconds, name = max(used)
-    counter = f"{name}: cpu_fraction {seconds / facts.typical.step_seconds:.2f}"
-    return [Resource(name=f"CPU of {name}", seconds=seconds, counter=counter)]

@@ -113,7 +113,7 @@ def _latency(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
 
 
 def _queueing(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
-    """What the busiest server needed beyond a worker's own link, or what servers counted."""
+    """What the busiest server, or its link, needed beyond a worker's own link."""
     workers = limits.link_seconds(facts, "worker")
     own = workers[1] if workers else 0.0
     candidates = []
@@ -123,17 +123,9 @@ def _queueing(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
         size = format_bytes(facts.traffic[name].busier_bytes)
         counter = f"{name}: {size} per step; its link is busy {format_seconds(seconds)}"
         candidates.append((seconds - own, counter))
-    for member in facts.servers:
-        traffic = facts.traffic.get(member.name)
-        queued = member.counters.get("queueing_seconds_per_step")
-        if isinstance(queued, int | float):
-            counter = f"{member.name}: queueing {format_seconds(queued)} per step"
-            candidates.append((float(queued), counter))
-        elif traffic is not None and traffic.cpu_seconds is not None:
-            fraction = traffic.cpu_seconds / typical.step_seconds
-            if fraction >= limits.BUSY_FRACTION:
-                counter = f"{member.name}: cpu_fraction {fraction:.2f}, a core of its own is full"
-                candidates.append((traffic.cpu_seconds - own, counter))
+    serving = limits.serving_seconds(facts)
+    if serving is not None:
+        candidates.append((serving[1] - own, serving[2]))
     return max(candidates, default=(0.0, ""))
 
 

@@ -151,15 +151,9 @@ def _cable(facts: Facts) -> str:
 
 
 def _busiest_server(facts: Facts) -> str:
-    found = limits.link_seconds(facts, "server")
-    if found is not None:
-        return found[0]
-    used = [
-        (facts.traffic[m.name].cpu_seconds or 0.0, m.name)
-        for m in facts.servers
-        if m.name in facts.traffic
-    ]
-    return max(used)[1] if used else "the servers"
+    link, serving = limits.link_seconds(facts, "server"), limits.serving_seconds(facts)
+    busy = [(found[1], found[0]) for found in (link, serving) if found is not None]
+    return max(busy)[1] if busy else "the servers"
 
 
 def _full(facts: Facts) -> str:

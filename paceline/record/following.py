@@ -1,8 +1,11 @@
 """Following a run while it goes: its steps as they are written, its summary when it ends."""
 
 import os
+import time
 from collections.abc import Callable
 
+from paceline.errors import MemberError
+from paceline.record.entries import Event
 from paceline.record.folder import RunFolder
 from paceline.record.summary import summarise
 
@@ -19,7 +22,14 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        if isinstance(error, MemberError):
+            text = str(error).partition(";")[0]
+            now = time.monotonic() / self._folder.experiment().cluster.dilation
+            lost = Event(time_seconds=now, member=error.member, kind="lost", text=text)
+            self._folder.add_event(lost)
         summarise(self._folder, "finished" if kind is None else "failed")
 
 
