@@ -249,7 +249,8 @@ class ServerMachine:
             actions.append(Update(chunk, slot.version, parts))
             del slot.steps[slot.version]
             slot.version += 1
-            self._chosen.pop(self._oldest() - 1, None)
+            if self._chosen:
+                self._chosen.pop(self._oldest() - 1, None)
         served = [worker for worker, needed in slot.waiting.items() if needed <= slot.version]
         for worker in served:
             del slot.waiting[worker]

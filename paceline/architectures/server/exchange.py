@@ -66,6 +66,8 @@ class WorkerSide:
         self._payloads: dict[int, list[Piece]] = {}
         self._changed = threading.Condition()
         self._pending: set[int] = set()
+        self._awaited: set[int] = set()
+        """The pending chunks that the training thread waits for; it is woken when none is left."""
         self._squared_norms: dict[int, float] = {}
         self._states: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
         self._missing: dict[int, list[int]] = {}
@@ -123,11 +125,13 @@ class WorkerSide:
 
     def wait(self, chunks: Iterable[int]) -> float:
         """Return when the weights of these chunks are there; how many seconds it took."""
-        wanted = self._pending.intersection(chunks)
+        with self._changed:
+            wanted = self._pending.intersection(chunks)
+            self._awaited = set(wanted)
         if not wanted and self.failure is None:
             return 0.0
         began = time.monotonic()
-        self._await(lambda: self._pending.isdisjoint(wanted), "the next weights", wanted)
+        self._await(lambda: not self._awaited, "the next weights", wanted)
         return time.monotonic() - began
 
     def wait_all(self) -> float:
@@ -208,7 +212,10 @@ class WorkerSide:
         if freed:
             with self._changed:
                 self._pending.difference_update(freed)
-                self._changed.notify_all()
+                if self._awaited:
+                    self._awaited.difference_update(freed)
+                    if not self._awaited:
+                        self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended badly: whoever waits is told."""

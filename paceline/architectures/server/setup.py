@@ -54,6 +54,10 @@ class Member:
 class WorkerMember(Member):
     worker: WorkerSide
     held: Flats
+    """Where this worker reads weights, or averaged gradients."""
+
+    gradients: Flats | None
+    """Where it leaves gradients for servers that share its memory."""
 
     def counters(self) -> dict[str, object]:
         counted = super().counters()
@@ -143,6 +147,7 @@ def set_up_worker(
         memory=[flats for flats in (served, held, gradients) if flats is not None],
         worker=worker,
         held=held,
+        gradients=gradients,
     )
     _connect(post, plan, meeting)
     loop.start()

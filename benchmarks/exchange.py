@@ -1,0 +1,294 @@
+"""Exchange of gradients on one host: gloo, MPI and our servers, beside a plain copy of the bytes.
+
+    python benchmarks/exchange.py --json
+
+Every worker is one process that takes part in all of them, one after the other in each round, so
+that noise hits all alike. `server-shm` starts with the gradients in the shared segment, where the
+backward hook puts them, and ends with the mean where all can read it; `server-shm-copied` includes
+putting them there. `server-tcp` goes through loopback sockets and ends with the mean in every
+worker's own memory, as gloo and MPI do.
+"""
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.server import setup
+from paceline.architectures.server.memory import Piece
+from paceline.launch import Identity
+from paceline.protocol import Ready
+from paceline.telemetry import StepClock
+
+SIZES_MB = (1, 16, 100, 528)
+WORKERS = (2, 4)
+ROUNDS = 5
+SECONDS_PER_MEASUREMENT = 0.2
+TARGET_MB = 100
+Exchange = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MB, metavar="MB")
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--member", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.member:
+        be_member(json.loads(given.member), given.sizes, given.rounds)
+        return
+    rows = [row for n in given.workers for row in run_workers(n, given.sizes, given.rounds)]
+    result = {"rows": rows, "checks": checks(rows)}
+    print(json.dumps(result) if given.json else table(result))
+
+
+def run_workers(workers: int, sizes: list[int], rounds: int) -> list[dict[str, object]]:
+    """Start one job of `workers` processes; returns the rows its worker 0 measured."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    script = [sys.executable, __file__, "--rounds", str(rounds), "--sizes", *map(str, sizes)]
+    mpirun = Path(sys.executable).with_name("mpirun")
+    launcher = str(mpirun) if mpirun.exists() else shutil.which("mpirun")
+
+    def member(rank: int, mpi: bool) -> list[str]:
+        facts = {"rank": rank, "workers": workers, "port": port, "mpi": mpi}
+        return [*script, "--member", json.dumps(facts)]
+
+    if launcher and has_mpi():
+        command = [launcher, "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
+        for rank in range(workers):
+            command += [*([":"] if rank else []), "-n", "1", *member(rank, mpi=True)]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True)]
+    else:
+        processes = [
+            subprocess.Popen(member(rank, mpi=False), stdout=subprocess.PIPE, text=True)
+            for rank in range(workers)
+        ]
+    try:
+        output = processes[0].communicate(timeout=900)[0]
+        if any(process.wait(timeout=60) for process in processes):
+            raise SystemExit(f"a worker failed; see above.\n{output}")
+    finally:
+        for process in processes:
+            process.kill()
+    rows: list[dict[str, object]] = json.loads(output.splitlines()[-1])
+    return rows
+
+
+def has_mpi() -> bool:
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
+    """One worker: every exchange at every size, rounds alternating; worker 0 prints the rows."""
+    torch.set_num_threads(1)
+    rank, workers = facts["rank"], facts["workers"]
+    store = dist.TCPStore(
+        "127.0.0.1", facts["port"], is_master=rank == 0, timeout=timedelta(seconds=120)
+    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+    rows: list[dict[str, object]] = []
+    for size_mb in sizes:
+        members: list[setup.WorkerMember] = []
+        exchanges = {
+            "memcpy": memcpy(size_mb),
+            "gloo": gloo(size_mb, workers),
+            "server-shm": server(size_mb, "shm", facts, store, members),
+            "server-shm-copied": server(size_mb, "shm", facts, store, members, copied=True),
+            "server-tcp": server(size_mb, "tcp", facts, store, members),
+        }
+        if facts["mpi"]:
+            exchanges["mpi"] = mpi(size_mb, workers)
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in exchanges}
+        for _ in range(rounds):
+            for name, exchange in exchanges.items():
+                dist.barrier()
+                seconds[name].append(measure(exchange))
+        for name, values in seconds.items():
+            wall = [value for value, _ in values]
+            row = {"exchange": name, "workers": workers, "size_mb": size_mb}
+            row |= {"seconds": statistics.median(wall), "all_seconds": wall}
+            rows.append({**row, "cpu_seconds": statistics.median(cpu for _, cpu in values)})
+        dist.barrier()
+        for member in members:
+            member.close(30.0)
+    dist.destroy_process_group()
+    if rank == 0:
+        print(json.dumps(rows))
+
+
+def measure(exchange: Exchange) -> tuple[float, float]:
+    """Wall seconds of one exchange, and CPU seconds of all workers (MPI waits by spinning).
+
+    Each exchange is a barrier in itself, so several follow directly.
+    """
+    exchange()
+    began = time.perf_counter()
+    exchange()
+    trial = torch.tensor(time.perf_counter() - began)
+    dist.broadcast(trial, 0)  # everyone must count alike
+    count = max(2, min(50, round(SECONDS_PER_MEASUREMENT / float(trial))))
+    dist.barrier()
+    began, began_cpu = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        exchange()
+    wall = (time.perf_counter() - began) / count
+    cpu = torch.tensor((time.process_time() - began_cpu) / count)
+    dist.all_reduce(cpu)
+    return wall, float(cpu)
+
+
+def elements(size_mb: int) -> int:
+    return size_mb * 1_000_000 // 4
+
+
+def memcpy(size_mb: int) -> Exchange:
+    source, target = torch.ones(elements(size_mb)), torch.zeros(elements(size_mb))
+    return lambda: target.copy_(source)
+
+
+def gloo(size_mb: int, workers: int) -> Exchange:
+    values = torch.zeros(elements(size_mb))
+    check_sum(values, lambda: dist.all_reduce(values), workers)
+    return lambda: dist.all_reduce(values)
+
+
+def mpi(size_mb: int, workers: int) -> Exchange:
+    from mpi4py import MPI
+
+    values, result = torch.zeros(elements(size_mb)), torch.zeros(elements(size_mb))
+    give, take = values.numpy(), result.numpy()
+    values.fill_(1.0)
+    MPI.COMM_WORLD.Allreduce(give, take)
+    assert result.eq(workers).all(), "MPI did not sum"
+    return lambda: MPI.COMM_WORLD.Allreduce(give, take)
+
+
+def check_sum(values: torch.Tensor, exchange: Callable[[], object], workers: int) -> None:
+    values.fill_(1.0)
+    exchange()
+    assert values.eq(workers).all(), "the exchange did not sum"
+    values.zero_()
+
+
+def server(
+    size_mb: int,
+    transport: str,
+    facts: dict[str, int],
+    store: dist.Store,
+    members: list[setup.WorkerMember],
+    copied: bool = False,
+) -> Exchange:
+    """Colocated servers that only sum: an all-reduce by the code that trains."""
+    rank, workers = facts["rank"], facts["workers"]
+    identity = Identity(
+        index=rank, workers=workers, local_index=rank, local_members=workers, key="benchmark"
+    )
+    prefix = dist.PrefixStore(f"{size_mb}/{transport}/{copied}", store)
+    context = Context(
+        identity=identity,
+        store=prefix,
+        clock=StepClock(),
+        device=torch.device("cpu"),
+        note=lambda text: None,
+    )
+    model = torch.nn.Module()
+    model.gradient = torch.nn.Parameter(torch.zeros(elements(size_mb)))
+    options = spec.parse_architecture(
+        f"server:placement=colocated,update=worker,transport={transport}"
+    )
+    assert isinstance(options, spec.Server)
+    member = setup.set_up_worker(
+        options,
+        context,
+        model,
+        list(model.named_parameters()),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    members.append(member)
+    source = torch.full((elements(size_mb),), float(rank + 1))
+    ready = prepared(member, source, copied or transport == "tcp")
+
+    def exchange() -> None:
+        member.worker.submit(ready)
+        member.worker.wait_all()
+
+    exchange()
+    mean = member.held.parameter(0, model.gradient)
+    assert torch.allclose(mean, torch.tensor((workers + 1) / 2)), "the servers did not average"
+    return exchange
+
+
+def prepared(
+    member: setup.WorkerMember, source: torch.Tensor, from_source: bool
+) -> list[tuple[Ready, list[Piece]]]:
+    """All chunks as ready gradients: views of `source`, or what is in the segment already."""
+    ready: list[tuple[Ready, list[Piece]]] = []
+    for chunk in member.plan.layout.chunks:
+        end = min(chunk.stop, source.numel())
+        values = source[chunk.start : end]
+        local = member.plan.seats[member.plan.owners[chunk.index]].member == member.post.name
+        if not from_source and not local:
+            assert member.gradients is not None
+            member.gradients.chunk(chunk.index)[: end - chunk.start].copy_(values)
+            ready.append((Ready(chunk.index), []))
+        else:
+            ready.append((Ready(chunk.index), [(0, end - chunk.start, values)]))
+    return ready
+
+
+def checks(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The lines of DESIGN section 12 that these rows cover."""
+    seconds = {(r["exchange"], r["workers"], r["size_mb"]): float(r["seconds"]) for r in rows}  # type: ignore[arg-type]
+    found = []
+    for peer, ours, target in (
+        ("gloo", "server-shm", 4.0),
+        ("mpi", "server-shm", 1.5),
+        ("gloo", "server-tcp", 1.0),
+    ):
+        for workers in sorted({workers for _, workers, _ in seconds}):  # type: ignore[type-var]
+            pair = (peer, workers, TARGET_MB), (ours, workers, TARGET_MB)
+            if all(key in seconds for key in pair):
+                value = seconds[pair[0]] / seconds[pair[1]]
+                name = f"{ours} against {peer}, {TARGET_MB} MB, {workers} workers"
+                found.append(
+                    {"name": name, "value": value, "target": target, "holds": value >= target}
+                )
+    return found
+
+
+def table(result: dict[str, list[dict[str, object]]]) -> str:
+    lines = [
+        f"{row['workers']} workers  {row['size_mb']:>4} MB  {row['exchange']:<18}"
+        f"{1e3 * float(row['seconds']):9.2f} ms  cpu {1e3 * float(row['cpu_seconds']):9.2f} ms"  # type: ignore[arg-type]
+        for row in result["rows"]
+    ]
+    lines += [
+        f"{'holds' if check['holds'] else 'FAILS'}  {check['name']}: "
+        f"{check['value']:.2f} (target {check['target']})"
+        for check in result["checks"]
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

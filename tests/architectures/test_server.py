@@ -1,0 +1,310 @@
+"""`server` in its synchronous forms trains like one worker on the whole batch."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline import spec
+from paceline.architectures.server import serving
+from paceline.errors import MemberError
+from paceline.testing import run_members
+from paceline.training import session as sessions
+from tests.curves import largest_difference, loss_curve, samples, whole
+
+TIMEOUT_SECONDS = 100.0
+
+
+def server(text=""):
+    """Chunks far smaller than by default, so that even a tiny model has many."""
+    return spec.parse_architecture(f"server:chunk=1KiB,{text}")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return whole(run_members(loss_curve, workers=1, timeout_seconds=TIMEOUT_SECONDS))
+
+
+def run(function, *arguments, workers, servers=0, architecture, timeout=TIMEOUT_SECONDS):
+    return run_members(
+        function,
+        *arguments,
+        workers=workers,
+        servers=servers,
+        architecture=architecture,
+        timeout_seconds=timeout,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "servers"),
+    [
+        ("placement=colocated", 1, 0),
+        ("placement=colocated", 2, 0),
+        ("placement=colocated", 4, 0),
+        ("placement=colocated,transport=tcp", 2, 0),
+        ("placement=dedicated", 2, 1),
+        ("placement=dedicated", 1, 4),
+        ("placement=dedicated,transport=tcp", 3, 2),
+        ("placement=optimal", 3, 1),
+        ("placement=optimal,transport=tcp,window=1", 3, 2),
+        ("placement=colocated,update=worker", 2, 0),
+        ("placement=dedicated,update=worker,transport=tcp", 2, 1),
+        ("mode=bounded,staleness=0", 2, 1),
+        ("mode=bounded,staleness=0,placement=colocated,transport=tcp", 2, 0),
+        ("mode=quorum,quorum=2", 2, 1),
+    ],
+)
+def test_follows_single_on_the_same_global_batch(text, workers, servers, reference):
+    parts = run(loss_curve, workers=workers, servers=servers, architecture=server(text))
+    assert largest_difference(whole(parts), reference) < 1e-4
+
+
+def test_uneven_shares_give_the_whole_batch_gradient(reference):
+    parts = run(loss_curve, [3.0, 1.0], workers=2, architecture=server("placement=colocated"))
+    assert largest_difference(whole(parts), reference) < 1e-4
+
+
+def train_on_own_gradient(session):
+    """What a broken server would do: use the first worker's gradient for the mean."""
+    serving.mean = lambda parts, into: real_mean([(parts[0][0], 1.0)], into)
+    return loss_curve(session)
+
+
+real_mean = serving.mean
+
+
+def test_the_comparison_notices_gradients_that_are_not_averaged(reference):
+    parts = run(train_on_own_gradient, workers=2, architecture=server("placement=colocated"))
+    assert largest_difference(whole(parts), reference) > 1e-3
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+def model_with_everything():
+    """Batch norm, a frozen, an unused and a tied parameter, and channels-last convolutions."""
+    torch.manual_seed(5)
+    model = Everything()
+    return model.to(memory_format=torch.channels_last)
+
+
+class Everything(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.mix = nn.Conv2d(8, 4, 1)
+        self.frozen = nn.Linear(80, 20)
+        self.frozen.requires_grad_(False)
+        self.down, self.up = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.up.weight = self.down.weight
+        self.unused = nn.Linear(300, 2)
+        self.out = nn.Linear(20, 3)
+
+    def forward(self, inputs):
+        pictures = inputs.view(-1, 1, 4, 5).contiguous(memory_format=torch.channels_last)
+        hidden = self.mix(torch.relu(self.norm(self.conv(pictures))))
+        hidden = self.frozen(hidden.flatten(1))
+        return self.out(self.up(torch.tanh(self.down(hidden))))
+
+
+def every_optimizer(session, steps):
+    """Losses and final weights of each optimizer, on the same whole batch on every worker."""
+    inputs, targets = samples()
+    results = {}
+    for name, make in OPTIMIZERS.items():
+        model = model_with_everything()
+        weights = [p for n, p in model.named_parameters() if p.requires_grad and "bias" not in n]
+        biases = [p for n, p in model.named_parameters() if p.requires_grad and "bias" in n]
+        optimizer = make([{"params": weights}, {"params": biases, "weight_decay": 0.0}])
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+        sessions_own = session.architecture
+        session.architecture = None
+        model, optimizer = session.distribute(model, optimizer)
+        losses = []
+        for _ in range(steps):
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        moments = optimizer.state_dict()
+        session.architecture.close()
+        session.architecture = sessions_own
+        results[name] = losses, state, moments
+        session.store = prefixed(session.store, name)
+    return results
+
+
+def prefixed(store, name):
+    return torch.distributed.PrefixStore(name, store) if store is not None else None
+
+
+@pytest.mark.parametrize("text", ["placement=colocated", "placement=colocated,transport=tcp"])
+def test_every_optimizer_group_schedule_and_kind_of_parameter(text):
+    expected = run(every_optimizer, 6, workers=1, architecture=spec.Single())[0]
+    for results in run(every_optimizer, 6, workers=2, architecture=server(text)):
+        for name, (losses, state, moments) in expected.items():
+            found, found_state, found_moments = results[name]
+            np.testing.assert_allclose(found, losses, rtol=2e-4, err_msg=name)
+            for key in state:
+                assert torch.allclose(found_state[key], state[key], rtol=1e-3, atol=1e-5), key
+            assert found_moments["param_groups"] == moments["param_groups"]
+            for index, entry in moments["state"].items():
+                for key, value in entry.items():
+                    there = found_moments["state"][index][key]
+                    assert torch.allclose(there, value, rtol=1e-3, atol=1e-5), (name, key)
+
+
+def clipped(session, max_norm, accumulate):
+    """Clipping and gradient accumulation in one loop, through the public calls."""
+    inputs, targets = samples()
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model, optimizer = session.distribute(model, optimizer)
+    losses = []
+    for step in range(8):
+        batch = torch.arange(24) + 24 * step
+        own = batch[session.rank :: session.workers]
+        optimizer.zero_grad()
+        parts = own.chunk(accumulate)
+        for number, part in enumerate(parts):
+            loss = nn.functional.cross_entropy(model(inputs[part]), targets[part]) / accumulate
+            if number < len(parts) - 1:
+                with sessions.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+        if max_norm:
+            sessions.clip_grad_norm_(max_norm)
+        optimizer.step()
+        session.architecture.settle()
+        with torch.no_grad():
+            losses.append(nn.functional.cross_entropy(model(inputs), targets).item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "text", ["placement=colocated", "transport=tcp", "placement=colocated,update=worker"]
+)
+@pytest.mark.parametrize(("max_norm", "accumulate"), [(0.05, 1), (0.05, 3), (0.0, 2)])
+def test_clipping_and_accumulation(text, max_norm, accumulate, plain_losses):
+    servers = 0 if "colocated" in text else 1
+    found = run(
+        clipped, max_norm, accumulate, workers=2, servers=servers, architecture=server(text)
+    )
+    expected = plain_losses[max_norm, accumulate]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+    np.testing.assert_allclose(found[1], expected, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def plain_losses():
+    cases = [(0.05, 1), (0.05, 3), (0.0, 2)]
+    losses = {
+        case: run(clipped, *case, workers=1, architecture=spec.Single())[0] for case in cases
+    }
+    assert losses[0.05, 1] != losses[0.0, 2], "the bound is so large that nothing is clipped"
+    return losses
+
+
+def save_and_resume(session):
+    """Train, save, train on; then load into a fresh start of the same and train on again."""
+    inputs, targets = samples()
+    model = nn.Linear(20, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    model, optimizer = session.distribute(model, optimizer)
+
+    def train(steps):
+        losses = []
+        for _ in range(steps):
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    train(3)
+    saved = {k: v.clone() for k, v in model.state_dict().items()}, optimizer.state_dict()
+    first = train(3)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    return first, train(3)
+
+
+@pytest.mark.parametrize("text", ["placement=colocated", "placement=colocated,transport=tcp"])
+def test_saved_weights_and_state_resume_the_same_curve(text):
+    for first, again in run(save_and_resume, workers=2, architecture=server(text)):
+        np.testing.assert_allclose(again, first, rtol=1e-5)
+
+
+def half_precision(session):
+    inputs, targets = samples()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 3).to(torch.bfloat16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = session.distribute(model, optimizer)
+    losses = []
+    for _ in range(20):
+        hidden = model[1](model[0](inputs)).to(torch.bfloat16)
+        loss = nn.functional.cross_entropy(model[2](hidden).float(), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.architecture.settle()
+        losses.append(loss.item())
+    return losses
+
+
+def test_mixed_kinds_of_numbers_train():
+    expected = run(half_precision, workers=1, architecture=spec.Single())[0]
+    found = run(half_precision, workers=2, architecture=server("placement=colocated"))[0]
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+    assert found[-1] < found[0]
+
+
+def with_lbfgs(session):
+    model = nn.Linear(20, 3)
+    session.distribute(model, torch.optim.LBFGS(model.parameters()))
+
+
+def with_sparse_gradients(session):
+    model = nn.Embedding(10, 3, sparse=True)
+    session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def with_different_models(session):
+    model = nn.Linear(20, 3 + session.rank)
+    session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def with_two_backwards(session):
+    model = nn.Linear(20, 3)
+    model, _ = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        model(torch.ones(4, 20)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (with_lbfgs, "update=worker"),
+        (with_sparse_gradients, "sparse=False"),
+        (with_different_models, "differs from worker 0's"),
+        (with_two_backwards, "no_sync"),
+    ],
+)
+def test_what_cannot_work_is_said_before_it_goes_wrong(function, told):
+    with pytest.raises(MemberError, match=told):
+        run(function, workers=2, architecture=server("placement=colocated"))
