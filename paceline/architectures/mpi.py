@@ -25,6 +25,9 @@ from paceline.errors import MissingError, SpecError
 ULFM = "OMPI_MCA_mpi_ft_enable"
 """Set by `mpirun --with-ft ulfm`."""
 
+SPIN_SECONDS, POLL_SECONDS = 0.5e-3, 50e-6
+"""Nobody late: answer at once. Somebody late: leave the core to whoever has work to do."""
+
 SUMMABLE = (torch.float32, torch.float64)
 """Types that MPI and numpy know too."""
 
@@ -102,12 +105,12 @@ class MpiCollective:
 
     def _meet(self, name: str) -> None:
         """Wait for all with a deadline: MPI's own waits have none."""
-        request = self._communicator.Ibarrier()
-        until = time.monotonic() + self._context.deadline_seconds
+        request, began = self._communicator.Ibarrier(), time.monotonic()
         while not request.Test():
-            os.sched_yield()
-            if time.monotonic() > until:
+            waited_seconds = time.monotonic() - began
+            if waited_seconds > self._context.deadline_seconds:
                 raise missing_at(self._context, name, self.members)
+            time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
 
     def _acted(self, name: str, act: Callable[[], None]) -> bool:
         """True on every survivor or on none: some may have been done before a rank died."""
