@@ -20,7 +20,10 @@ WINDOW_BYTES = 1 << 20
 """Receive buffer of a connection on a link without latency; with latency, twice what is in flight
 on top."""
 
-_BURST_SECONDS = 1e-3
+_BURST_SECONDS = 2e-3
+"""What a link may catch up on when this machine served its queue late; the price is that a message
+of so much passes an idle link at once."""
+
 LEAST_BURST_BYTES = 16 * 1024
 _QUEUE_BYTES = 32 << 20
 """Longer than all windows into one host together: the emulated switch delays and does not drop,

@@ -24,8 +24,9 @@ TOLERANCE_FRACTION = 0.05
 _SETTLING_SECONDS = 0.01
 _WINDOW_SECONDS = 0.05
 _MOST_BYTES = 32 << 20
-_TRIES = 8
-"""A busy machine may fail to keep a queue full, and spoils one try; wrong shaping spoils all."""
+_TRIES = 16
+_PAUSE_SECONDS = 0.05
+"""A busy machine serves a queue late, and spoils one try; wrong shaping spoils all."""
 
 _READINGS = 3
 _BLOCK_BYTES = 1 << 20
@@ -92,7 +93,8 @@ def _uplinks(tunnel: Tunnel) -> Iterator[_Route]:
 
 def _check(tunnel: Tunnel, route: _Route) -> LinkCheck:
     asked, tries = route.link.bandwidth_bits_per_second, []
-    for _ in range(_TRIES):
+    for number in range(_TRIES):
+        time.sleep(_PAUSE_SECONDS * number)
         tries.append(_burst(tunnel, route))
         if abs(tries[-1] / asked - 1) <= TOLERANCE_FRACTION:
             break
