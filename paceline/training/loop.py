@@ -15,7 +15,6 @@ from paceline.architectures import group
 from paceline.architectures.base import Architecture
 from paceline.data.scatter import ScatterLoader, describe
 from paceline.models.emulated import model_for, skip_updates
-from paceline.models.memory import keep_freed_memory
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.evaluation import accuracy
@@ -68,7 +67,6 @@ def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
     pinned = cores < (os.cpu_count() or 1)
     torch.set_num_threads(cluster.threads or (cores if pinned else max(1, cores // local_workers)))
     torch.set_flush_denormal(True)
-    keep_freed_memory()
 
 
 def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:

@@ -209,6 +209,7 @@ def start(
 ) -> Session:
     """Make this process's session; `init` for those who know who they are."""
     global _session
+    keep_freed_memory()
     options = _resolve(asked, identity)
     _session = Session(
         identity, options=options, store=store, folder=folder, measurement=measurement
