@@ -54,6 +54,6 @@ def _page(folders: list[Path], target: Path) -> Path:
 
 
 def _runs(folders: list[Path]) -> "list[RunFolder]":
-    from paceline.record import open_folder
+    from paceline.cli.runs import open_run
 
-    return [open_folder(folder) for folder in folders]
+    return [open_run(folder) for folder in folders]

@@ -18,9 +18,10 @@ def command(
     import webbrowser
 
     from paceline.cli import console
+    from paceline.cli.runs import open_run
     from paceline.report import live
 
-    address, stop = live.serve(run, port)
+    address, stop = live.serve(open_run(run).path, port)
     console.out.print(f"watching {run} at {address}", soft_wrap=True)
     console.err.print("end with ctrl-C; the job goes on")
     try:

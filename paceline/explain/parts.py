@@ -73,23 +73,27 @@ def _divide(facts: Facts) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _exchange(facts: Facts, typical: WorkerFacts) -> dict[str, tuple[float, str]]:
-    """Exposed exchange, each known need in turn taking its share of what is left."""
-    left = typical.phases["exchange_exposed"]
-    divided: dict[str, tuple[float, str]] = {}
-    for part, need, counter in (
-        ("exchange: bandwidth", *_bandwidth(facts, typical)),
-        ("exchange: latency", *_latency(facts, typical)),
-        ("exchange: server queueing", *_queueing(facts, typical)),
-    ):
-        taken = min(left, max(0.0, need))
-        divided[part] = (taken, counter)
-        left -= taken
+    """Exposed exchange, divided by what is needed for it.
+
+    Needs may overlap with compute and with each other. Where they come to more than what was
+    exposed, each is charged with its share; what they leave unexplained is transport.
+    """
+    exposed = typical.phases["exchange_exposed"]
+    needs = {
+        "exchange: bandwidth": _bandwidth(facts),
+        "exchange: latency": _latency(facts, typical),
+        "exchange: server queueing": _queueing(facts),
+    }
+    total = sum(max(0.0, need) for need, _ in needs.values())
+    scale = min(1.0, exposed / total) if total > 0 else 0.0
+    divided = {name: (scale * max(0.0, need), why) for name, (need, why) in needs.items()}
+    left = max(0.0, exposed - sum(seconds for seconds, _ in divided.values()))
     why = "links unknown" if not facts.links else "what links and servers do not account for"
     counter = f"{typical.name}: exchange_exposed; {why}"
     return {**divided, "exchange: transport": (left, counter)}
 
 
-def _bandwidth(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
+def _bandwidth(facts: Facts) -> tuple[float, str]:
     """Time the busiest worker's link was busy: in a synchronous exchange all wait for it."""
     found = limits.link_seconds(facts, "worker")
     if found is None:
@@ -112,7 +116,7 @@ def _latency(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
     return 2 * delay * rounds, counter
 
 
-def _queueing(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
+def _queueing(facts: Facts) -> tuple[float, str]:
     """What the busiest server, or its link, needed beyond a worker's own link."""
     workers = limits.link_seconds(facts, "worker")
     own = workers[1] if workers else 0.0

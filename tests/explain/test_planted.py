@@ -1,0 +1,138 @@
+"""Real runs, each slowed by one thing on purpose. `explain` must name that thing, and only then.
+
+Emulated devices sleep their layers' times, so what is planted does not depend on this machine.
+"""
+
+import pytest
+
+from paceline import engines, spec
+from paceline.explain import explain
+from paceline.spec.profile import DeviceProfile, Layer, save_profile
+from paceline.tunnel.namespaces import missing_rights
+
+LAYERS = {
+    "features.0": 19_456,
+    "features.3": 409_856,
+    "classifier.0": 6_292_992,
+    "classifier.2": 295_680,
+    "classifier.4": 7_720,
+}
+"""Parameter bytes of the tutorial CNN: 7 MB, or 56 ms on a link of 1 Gbit/s."""
+
+SLOW_INPUT = """
+import time
+import torch
+import paceline
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4096
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.ones(8), 0
+
+session = paceline.init()
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = paceline.distribute(model, optimizer)
+for step, (inputs, targets) in enumerate(paceline.shard(torch.utils.data.DataLoader(Slow(), 8))):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    if step == 30:
+        break
+"""
+
+
+@pytest.fixture
+def device(tmp_path):
+    """A device on which a step of the tutorial CNN takes 0.3 s; skips without a tunnel."""
+    missing = missing_rights()
+    if missing:
+        pytest.skip(f"no tunnel here: {', '.join(missing)} missing")
+    layers = tuple(
+        Layer(name=name, forward_seconds=0.02, backward_seconds=0.04, parameter_bytes=size)
+        for name, size in LAYERS.items()
+    )
+    profile = DeviceProfile(
+        device="toy",
+        model="tutorial-cnn",
+        batch=32,
+        input_shape=(3, 32, 32),
+        kind="measured",
+        source="a test",
+        layers=layers,
+    )
+    save_profile(profile, tmp_path / "toy.json")
+    return str(tmp_path / "toy.json")
+
+
+def run_in_tunnel(device, path, architecture="ring", **cluster):
+    tables = {
+        "engine": "tunnel",
+        "architecture": architecture,
+        "workload": {"model": "tutorial-cnn", "data": "synthetic", "batch": 32, "steps": 12},
+        "cluster": {"workers": 2, "link": "1gbit", "device": device, **cluster},
+        "measurement": {"warmup_steps": 3, "sample_seconds": 0.2},
+    }
+    return explain(engines.run(spec.from_tables(tables, "test"), path))
+
+
+def named(found):
+    return [cause.name for cause in found.causes]
+
+
+@pytest.mark.tunnel
+def test_a_healthy_run(device, tmp_path):
+    found = run_in_tunnel(device, tmp_path / "run")
+    assert found.healthy, found.verdict
+    assert found.limit_seconds == pytest.approx(0.3, rel=0.2)
+
+
+@pytest.mark.tunnel
+def test_a_slow_link(device, tmp_path):
+    found = run_in_tunnel(device, tmp_path / "run", link="100mbit")
+    assert named(found)[0] == "slow-link", found.verdict
+    assert found.resources[0].name.startswith("link of worker")
+    assert found.resources[0].seconds == pytest.approx(0.56, rel=0.15)
+
+
+@pytest.mark.tunnel
+def test_a_slow_worker(device, tmp_path):
+    hosts = [{}, {"slowdown": 2.0}]
+    found = run_in_tunnel(device, tmp_path / "run", hosts=hosts)
+    assert named(found)[0] == "slow-worker", found.verdict
+    assert (found.late.worker, found.late.reason) == ("worker1", "compute")
+    assert found.late.factor == pytest.approx(2, rel=0.2)
+
+
+@pytest.mark.tunnel
+def test_one_overloaded_server(device, tmp_path):
+    found = run_in_tunnel(
+        device, tmp_path / "run", architecture="server", workers=3, servers=1, link="200mbit"
+    )
+    assert named(found)[0] == "server", found.verdict
+    assert found.resources[0].name == "link of server0"
+
+
+def test_too_small_a_batch(tmp_path):
+    tables = {
+        "architecture": "ring",
+        "workload": {"model": "mnist-dnn", "data": "synthetic", "batch": 1, "steps": 60},
+        "cluster": {"workers": 2},
+    }
+    found = explain(engines.run(spec.from_tables(tables, "test"), tmp_path / "run"))
+    assert named(found)[0] == "small-batch", found.verdict
+    assert "batch" in found.actions[0].text
+
+
+def test_slow_input(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SLOW_INPUT)
+    tables = {"architecture": "ring", "cluster": {"workers": 2}}
+    experiment = spec.from_tables(tables, "test")
+    run = engines.run(experiment, tmp_path / "run", script=(str(script),))
+    found = explain(run)
+    assert named(found)[0] == "input", found.verdict
+    parts = {part.name: part.fraction for part in found.parts}
+    assert parts["input"] > 0.5
