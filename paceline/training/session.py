@@ -21,6 +21,7 @@ from paceline import architectures, spec
 from paceline.architectures.base import Architecture, Context
 from paceline.errors import SpecError
 from paceline.launch import Identity, identify, meet
+from paceline.models.memory import keep_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, stores
