@@ -16,10 +16,14 @@ TABLE: dict[str, str] = {
     "ring": "paceline.architectures.ring:build",
     "server": "paceline.architectures.server:ServerArchitecture",
     "average": "paceline.architectures.average:AverageArchitecture",
+    "hybrid": "paceline.architectures.hybrid:HybridArchitecture",
 }
 """Name -> what makes one from `(options, context)`, loaded when asked for."""
 
-SERVERS: dict[str, str] = {"server": "paceline.architectures.server:serve"}
+SERVERS: dict[str, str] = {
+    "server": "paceline.architectures.server:serve",
+    "hybrid": "paceline.architectures.hybrid:serve",
+}
 """Name -> main function `(options, context) -> counters` of its server members."""
 
 

@@ -48,19 +48,23 @@ class Collective(Protocol):
 class TorchCollective:
     """gloo between CPUs, NCCL between GPUs."""
 
-    def __init__(self, context: Context, backend: str) -> None:
-        self.members = tuple(range(context.identity.workers))
+    def __init__(
+        self, context: Context, backend: str, members: Sequence[int] | None = None
+    ) -> None:
+        """Every worker makes it; only the `members` (all when left out) use it afterwards."""
+        self.members = tuple(range(context.identity.workers) if members is None else members)
         self.weight = float(len(self.members))
         self._context = context
         self._started: list[dist.Work] = []
         self._rounds = 0
         group.join(context, backend)
+        self._group = None if members is None else dist.new_group(list(members))
 
     def broadcast(self, flat: Tensor) -> None:
-        dist.broadcast(flat, 0)
+        dist.broadcast(flat, self.members[0], group=self._group)
 
     def start(self, flat: Tensor) -> None:
-        work = dist.all_reduce(flat, async_op=True)
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
         assert work is not None, "this worker is in the group"
         self._started.append(work)
 

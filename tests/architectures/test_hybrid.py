@@ -1,0 +1,64 @@
+"""`hybrid` trains like one worker, whatever its hosts and whoever sums between them."""
+
+import msgspec
+import pytest
+
+from paceline import spec
+from paceline.architectures.hybrid import HostCollective
+from paceline.testing import run_members
+from tests.curves import STEPS, largest_difference, loss_curve, small_model, whole
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return whole(run_members(loss_curve, workers=1))
+
+
+def curve_on_hosts(session, hosts, shares=None):
+    """Worker i is on host `hosts[i]`; returns its curve and what it counted."""
+    session.identity = msgspec.structs.replace(session.identity, host=hosts[session.rank])
+    parts = loss_curve(session, shares)
+    return parts, session.architecture.counters()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "between", "servers"),
+    [("aa", "ring", 0), ("abab", "ring", 0), ("aab", "server", 1), ("aab", "server", 0)],
+)
+def test_follows_single_on_the_same_global_batch(hosts, between, servers, reference):
+    found = run_members(
+        curve_on_hosts,
+        hosts,
+        workers=len(hosts),
+        servers=servers,
+        architecture=spec.Hybrid(between=between),
+    )
+    curve = whole([parts for parts, _ in found])
+    assert largest_difference(curve, reference) < 1e-4
+
+
+def test_uneven_shares_give_the_whole_batch_gradient(reference):
+    found = run_members(
+        curve_on_hosts, "aab", [3.0, 1.0, 2.0], workers=3, architecture=spec.Hybrid()
+    )
+    assert largest_difference(whole([parts for parts, _ in found]), reference) < 1e-4
+
+
+def curve_without_leaders(session, hosts):
+    """What it would do if every host kept its own sums."""
+    HostCollective._join_leaders = lambda self, options: None
+    return curve_on_hosts(session, hosts)
+
+
+def test_the_comparison_notices_hosts_that_do_not_exchange(reference):
+    found = run_members(curve_without_leaders, "ab", workers=2, architecture=spec.Hybrid())
+    assert largest_difference(whole([parts for parts, _ in found]), reference) > 1e-3
+
+
+def test_only_leaders_send_between_hosts():
+    found = run_members(curve_on_hosts, "aabb", workers=4, architecture=spec.Hybrid())
+    sent = [counters["exchanged_bytes_between_hosts"] for _, counters in found]
+    gradients = list(small_model().parameters())
+    num_floats = sum(p.numel() for p in gradients) + len(gradients)  # and a mark for each
+    assert sent == [STEPS * 4 * num_floats, 0, STEPS * 4 * num_floats, 0]
+    assert all(counters["hosts"] == 2 for _, counters in found)
