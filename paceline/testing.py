@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_sharer
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from paceline.record import RunFolder
 from paceline.training import session as sessions
 from paceline.training.jobs import local_identities
 
-_PRELOAD = ["paceline.testing", "paceline.models", "paceline.data"]
+_PRELOAD = ["paceline.testing", "paceline.models", "paceline.data", "torch._dynamo"]
+"""torch._dynamo takes two seconds to import, and the first optimizer of a process imports it."""
 
 
 def run_members(
@@ -67,6 +68,7 @@ def run_members(
         finally:
             for member in members:
                 member.end()
+            resource_sharer.stop()  # the thread that handed over the coordinator's descriptor
     return [member.result for member in members if member.name.startswith("worker")]
 
 

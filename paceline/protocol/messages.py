@@ -28,6 +28,9 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
     empty: bool = False
     """No gradient this step: counts as zero, and nobody's gradient means no update."""
 
+    absent: tuple[int, ...] = ()
+    """Parameters in the chunk that got no gradient this step, where others did."""
+
     hold: bool = False
     """Sum, but update only when every worker has sent `Commit` (clipping by global norm)."""
 

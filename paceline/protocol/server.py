@@ -60,6 +60,9 @@ class Update(msgspec.Struct, frozen=True):
     Workers without a gradient are left out, and count as zero; none at all means no update.
     """
 
+    absent: tuple[int, ...] = ()
+    """Parameters in the chunk that got no gradient from anybody, and so are not updated."""
+
 
 class Measure(msgspec.Struct, frozen=True):
     """Action: sum the gradients kept for this step and tell every worker their norm."""
@@ -92,6 +95,10 @@ class _Step:
             for worker in sorted(self.pushes)
             if not self.pushes[worker].empty
         )
+
+    def absent(self) -> tuple[int, ...]:
+        sets = [set(push.absent) for push in self.pushes.values() if not push.empty]
+        return tuple(sorted(set.intersection(*sets))) if sets and all(sets) else ()
 
 
 class _Slot:
@@ -246,7 +253,7 @@ class ServerMachine:
                     step.measured = True
                     actions.append(Measure(chunk, slot.version, parts))
                 break
-            actions.append(Update(chunk, slot.version, parts))
+            actions.append(Update(chunk, slot.version, parts, step.absent()))
             del slot.steps[slot.version]
             slot.version += 1
             if self._chosen:

@@ -22,6 +22,7 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     chunk: int
     samples: float = 1.0
     empty: bool = False
+    absent: tuple[int, ...] = ()
     hold: bool = False
 
 
@@ -110,6 +111,7 @@ class WorkerMachine:
             version=self._versions[chunk],
             samples=event.samples,
             empty=event.empty,
+            absent=event.absent,
             hold=event.hold,
         )
         self._outstanding.add(chunk)

@@ -98,14 +98,14 @@ def model_with_everything():
 class Everything(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.conv = nn.Conv2d(1, 8, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(8)
         self.mix = nn.Conv2d(8, 4, 1)
         self.frozen = nn.Linear(80, 20)
         self.frozen.requires_grad_(False)
         self.down, self.up = nn.Linear(20, 20), nn.Linear(20, 20)
         self.up.weight = self.down.weight
-        self.unused = nn.Linear(300, 2)
+        self.unused = nn.Linear(30, 7)
         self.out = nn.Linear(20, 3)
 
     def forward(self, inputs):
@@ -136,13 +136,20 @@ def every_optimizer(session, steps):
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-        state = {k: v.clone() for k, v in model.state_dict().items()}
-        moments = optimizer.state_dict()
+        state = plain(model.state_dict())
+        moments = plain(optimizer.state_dict())
         session.architecture.close()
         session.architecture = sessions_own
         results[name] = losses, state, moments
         session.store = prefixed(session.store, name)
     return results
+
+
+def plain(value):
+    """The same without tensors, which do not outlive the process that made them."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def prefixed(store, name):
@@ -156,13 +163,15 @@ def test_every_optimizer_group_schedule_and_kind_of_parameter(text):
         for name, (losses, state, moments) in expected.items():
             found, found_state, found_moments = results[name]
             np.testing.assert_allclose(found, losses, rtol=2e-4, err_msg=name)
-            for key in state:
-                assert torch.allclose(found_state[key], state[key], rtol=1e-3, atol=1e-5), key
+            for key, value in state.items():
+                np.testing.assert_allclose(found_state[key], value, rtol=1e-3, atol=1e-5)
             assert found_moments["param_groups"] == moments["param_groups"]
             for index, entry in moments["state"].items():
                 for key, value in entry.items():
+                    if value == 0:  # steps of a parameter that is never used
+                        continue
                     there = found_moments["state"][index][key]
-                    assert torch.allclose(there, value, rtol=1e-3, atol=1e-5), (name, key)
+                    np.testing.assert_allclose(there, value, rtol=2e-3, atol=1e-5, err_msg=key)
 
 
 def clipped(session, max_norm, accumulate):

@@ -66,8 +66,11 @@ class ServerArchitecture:
 
     def _hook_for_server_updates(self) -> None:
         model, optimizer = self._model, self._optimizer
-        forward = Forward(model, self._named, self._layout, self._worker, self._waited)
+        forward = Forward(
+            model, self._named, self._layout, self._worker, self._backward, self._waited
+        )
         self._undo.append(forward.remove)
+        model.register_load_state_dict_pre_hook(lambda *_: self.settle())
         model.register_load_state_dict_post_hook(lambda *_: self._push_loaded_weights())
         if optimizer.state:
             self._push_loaded_state()

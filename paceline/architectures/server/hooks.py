@@ -52,6 +52,10 @@ class Backward:
         self._submit(rest)
         self._begin()
 
+    def has_submitted(self, chunks: frozenset[int]) -> bool:
+        """Some of these chunks are already on their way in this step."""
+        return bool(self._made) and any(self._open[chunk] == 0 for chunk in chunks)
+
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -95,8 +99,11 @@ class Backward:
     def _submit(self, chunks: Sequence[int]) -> None:
         ready: list[tuple[Ready, list[Piece]]] = []
         for chunk in chunks:
-            pieces = pieces_of(self._layout.chunks[chunk], self._layout, self._runs)
-            ready.append((Ready(chunk, empty=not pieces, hold=self.hold), pieces))
+            facts = self._layout.chunks[chunk]
+            pieces = pieces_of(facts, self._layout, self._runs)
+            absent = tuple(index for index in facts.parameters if index not in self._runs)
+            event = Ready(chunk, empty=not pieces, absent=absent, hold=self.hold)
+            ready.append((event, pieces))
         if ready:
             self._worker.submit(ready)
 
@@ -110,10 +117,11 @@ class Forward:
         named: Named,
         layout: Layout,
         worker: WorkerSide,
+        backward: Backward,
         waited: Callable[[float], None],
     ) -> None:
         self._model, self._named, self._layout = model, named, layout
-        self._worker, self._waited = worker, waited
+        self._worker, self._backward, self._waited = worker, backward, waited
         self._handles: list[RemovableHandle] = []
         self._root = model.register_forward_pre_hook(self._first_pass)
 
@@ -122,8 +130,16 @@ class Forward:
             handle.remove()
 
     def _wait(self, chunks: frozenset[int]) -> None:
-        if not self._worker.idle:
-            self._waited(self._worker.wait(chunks))
+        if self._worker.idle:
+            return
+        # A layer recomputed inside backward has not submitted its own chunks yet.
+        if self._backward.has_submitted(chunks):
+            raise ExchangeError(
+                "the model runs between backward and optimizer.step(), when some of its weights "
+                "are new and some old; run all but the last backward of a step inside "
+                "paceline.no_sync(), and evaluate after optimizer.step()."
+            )
+        self._waited(self._worker.wait(chunks))
 
     def _first_pass(self, model: torch.nn.Module, inputs: Any) -> None:
         """Before anything is known every weight must be there; then watch who uses which."""

@@ -219,10 +219,16 @@ class ServerSide:
             gradient.mul_(scale)
         if self._optimizers is not None:
             groups = self._hyper.get(update.parts[0][0], self._plan.groups)
-            self._optimizers.apply(update.chunk, gradient, groups)
+            spared = [self._range(update.chunk, index) for index in update.absent]
+            self._optimizers.apply(update.chunk, gradient, groups, spared)
         elif gradient.data_ptr() != self._served.chunk(update.chunk).data_ptr():
             self._served.chunk(update.chunk).copy_(gradient)
         self.busy_seconds += time.monotonic() - began
+
+    def _range(self, chunk: int, parameter: int) -> slice:
+        """Where a parameter lies in a chunk."""
+        place, facts = self._plan.layout.places[parameter], self._plan.layout.chunks[chunk]
+        return slice(max(place.start - facts.start, 0), place.stop - facts.start)
 
     def _mean(self, action: Update | Measure, into: Tensor | None) -> Tensor:
         parts = [

@@ -27,6 +27,9 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 """Those with a kernel that makes one pass over memory on the CPU."""
 
+EXACTLY_FUSED = (torch.float32, torch.float64)
+"""torch 2.13's fused SGD leaves most elements of a bfloat16 parameter as they were."""
+
 NOT_SENT = {"params", "foreach", "fused", "capturable", "differentiable"}
 """Settings of how torch runs an optimizer, not of what it computes."""
 
@@ -76,18 +79,44 @@ class ChunkOptimizers:
         parameter = torch.nn.Parameter(weights)
         known = inspect.signature(self._class).parameters
         settings = {k: v for k, v in self._groups[group].items() if k in known}
-        if self._fused and weights.is_floating_point():
+        if self._fused and weights.dtype in EXACTLY_FUSED:
             settings["fused"] = True
         optimizer = self._class([parameter], **settings)
         self._chunks[chunk] = optimizer, parameter, group
 
-    def apply(self, chunk: int, gradient: Tensor, groups: Sequence[Settings]) -> None:
-        """Make one step on a chunk."""
+    def apply(
+        self,
+        chunk: int,
+        gradient: Tensor,
+        groups: Sequence[Settings],
+        spared: Sequence[slice] = (),
+    ) -> None:
+        """Make one step on a chunk; the elements in `spared` and their state stay as they are."""
         optimizer, parameter, group = self._chunks[chunk]
         optimizer.param_groups[0].update(_arguments(groups[group]))
         parameter.grad = gradient
-        optimizer.step()
+        if spared:
+            self._step_sparing(optimizer, parameter, spared)
+        else:
+            optimizer.step()
         parameter.grad = None
+
+    def _step_sparing(
+        self, optimizer: Optimizer, parameter: Tensor, spared: Sequence[slice]
+    ) -> None:
+        """As torch does for parameters without a gradient, here for parts of a chunk."""
+        before = {"": parameter.detach().clone()}
+        held = optimizer.state.get(parameter, {})
+        before |= {
+            name: values.clone()
+            for name, values in held.items()
+            if is_elementwise_state(values, parameter.numel())
+        }
+        optimizer.step()
+        after = {"": parameter.detach(), **optimizer.state.get(parameter, {})}
+        for name, values in before.items():
+            for part in spared:
+                after[name][part] = values[part]
 
     def state(self, chunk: int) -> tuple[dict[str, Tensor], dict[str, float]]:
         """The state of a chunk: tensors of its length, and scalars."""
