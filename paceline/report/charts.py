@@ -116,7 +116,7 @@ def _speedup(group: Group, data: str) -> Chart:
     )
     word = (
         alt.Chart(alt.Data(values=[{"x": most, "speedup": most, "text": "ideal"}]))
-        .mark_text(align="right", dx=-14, dy=8, color=IDEAL_COLOUR)
+        .mark_text(align="right", dx=4, dy=-8, color=IDEAL_COLOUR)
         .encode(x=x, y="speedup:Q", text="text:N")
     )
     lines = base.mark_line(point=True).encode(
@@ -327,7 +327,7 @@ def _legend(names: Sequence[str]) -> alt.Legend:
     """Above the chart, in as many columns as fit a phone."""
     longest = max(map(len, names), default=14)
     columns = 4 if longest <= 8 else 3 if longest <= 14 else 2 if len(names) > 6 else 1
-    return alt.Legend(orient="top", columns=columns, labelLimit=200, symbolOpacity=1)
+    return alt.Legend(orient="top", columns=columns, labelLimit=260, symbolOpacity=1)
 
 
 def _tip(field: str, title: str, form: str) -> alt.Tooltip:

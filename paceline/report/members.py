@@ -87,14 +87,17 @@ def throughput(run: RunFolder) -> Values:
 
 
 def losses(run: RunFolder, label: str) -> Values:
-    """Loss of each step with the time at which worker 0 had finished it."""
+    """Loss of each step, and when worker 0 had finished it, in seconds after its first step.
+
+    The first step begins when the process does; counting from its end leaves starting up out.
+    """
     workers = [m.name for m in run.members() if m.role == "worker"]
     steps = {name: own for name in workers if (own := run.steps(name))}
     by_step = record.losses(steps)
     if not by_step:
         return []
     first = next(iter(steps.values()))
-    start, ends = first[0].start_seconds, {s.step: s.end_seconds for s in first}
+    start, ends = first[0].end_seconds, {s.step: s.end_seconds for s in first}
     known = [(step, loss) for step, loss in by_step.items() if step in ends]
     stride = max(1, -(-len(known) // (2 * POINTS)))
     return [
