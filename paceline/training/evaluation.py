@@ -18,11 +18,12 @@ def accuracy(model: nn.Module, test: data.Dataset, device: torch.device) -> dict
     first = among = total = 0
     for step in range(batches.steps_per_epoch):
         inputs, targets = test.batch(batches.indices(step))
-        outputs = model(inputs.to(device)).flatten(0, -2)
-        right = outputs.topk(guesses).indices == targets.to(device).flatten()[:, None]
+        # Classes are dimension 1, also where each row has many places (tokens).
+        guessed = model(inputs.to(device)).topk(guesses, dim=1).indices
+        right = guessed == targets.to(device).unsqueeze(1)
         first += int(right[:, 0].sum())
         among += int(right.sum())
-        total += right.shape[0]
+        total += targets.numel()
     model.train(was_training)
     top1 = {"top1": first / total}
     return top1 if test.num_classes <= 5 else {**top1, "top5": among / total}

@@ -138,7 +138,8 @@ class _Worker:
         for number, (part, labels) in enumerate(parts, 1):
             with self._architecture.no_sync() if number < len(parts) else nullcontext():
                 with self._precision():
-                    loss = _loss(self._model(part), labels) * (len(part) / len(inputs))
+                    loss = functional.cross_entropy(self._model(part), labels)
+                    loss = loss * (len(part) / len(inputs))
                 loss.backward()
             total += loss.detach()
         if workload.clip_norm:
@@ -174,11 +175,6 @@ class _Worker:
         if self._workload.precision == "float32":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
-
-
-def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy; for rows of tokens, over every place of every row."""
-    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def _source(
