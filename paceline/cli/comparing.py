@@ -136,7 +136,14 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
 
 SPEED = ("samples/s", "speed-up", "efficiency", "step", "jitter", "loss", "trains like single")
 MACHINE = ("CPU (cores)", "sent per step", "packets per step", "memory", "epoch")
-SHORT = {"sent per step": "sent/step", "packets per step": "packets/step"}
+SHORT = {
+    "sent per step": "sent/step",
+    "packets per step": "packets /step",
+    "exchange exposed": "exposed exchange",
+    "efficiency": "effi- ciency",
+    "trains like single": "like single",
+}
+"""Headings that fold where a terminal is narrow."""
 
 
 def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
@@ -156,11 +163,16 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
             names[name] = text
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in names:
-        words = name not in ("batch", "workers", "servers")
-        grid.add_column(name, justify="left" if words else "right", overflow="fold")
-    for name in filled:
-        grid.add_column(SHORT.get(name, name), justify="right", no_wrap=True)
+    for name, text in {**names, **filled}.items():
+        longest = max(len(text(row)) for row in rows)  # figures are never cut, headings may fold
+        left = name in names and name not in ("batch", "workers", "servers")
+        width = min(longest, 20 if name in names else longest)
+        grid.add_column(
+            SHORT.get(name, name),
+            justify="left" if left else "right",
+            min_width=width,
+            overflow="fold",
+        )
     for row in rows:
         cells = [text(row) for text in (*names.values(), *filled.values())]
         grid.add_row(*(escape(cell) for cell in cells))

@@ -112,7 +112,7 @@ def _drawn(paper: spec.Paper, measure: str, name: str, where: str) -> Chart:
     y = alt.Y(f"{measure}:Q", title=MEASURES[measure], scale=alt.Scale(zero=True))
     tips = [
         "series:N",
-        alt.Tooltip("x", title=x_title),
+        alt.Tooltip("x:Q" if counts else "x:N", title=x_title),
         alt.Tooltip(f"{measure}:Q", format=",.4~g"),
     ]
     base = _base(data)
