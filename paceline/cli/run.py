@@ -1,5 +1,6 @@
 """`paceline run`: your own script, on n workers."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -49,9 +50,12 @@ def command(
         "model": script.name,
         "data": "its own",
     }
-    experiment = training.with_choice(flags.experiment(spec.Experiment(), changes))
+    line = (str(script.absolute()), *(arguments or []))
+    experiment = flags.experiment(spec.Experiment(), changes)
+    if training.is_member(os.environ):
+        training.run_as_member(experiment, line)
+    experiment = training.with_choice(experiment)
     if dry_run:
         console.out.print(spec.to_toml(experiment), markup=False)
         return
-    line = (str(script.absolute()), *(arguments or []))
     training.train(experiment, out, json=json, watch=watch, script=line)

@@ -1,6 +1,7 @@
 """What `train` and `run` share: resolve, run, show."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ from paceline import architectures, data, engines, models, record, spec
 from paceline.cli import console
 from paceline.errors import SpecError, suggest
 from paceline.explain import conclude
-from paceline.launch import identify
+from paceline.launch import Identity, identify
 from paceline.record import RunFolder, Summary
 from paceline.units import format_bytes, format_seconds
 
@@ -79,11 +80,7 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
     from paceline.training.member import train_here
     from paceline.training.session import current
 
-    identity = identify(os.environ)
-    given = experiment.cluster.workers
-    if given not in (1, identity.workers):
-        problem = f"--workers {given}, but {identity.launcher} started {identity.workers} workers."
-        raise SpecError("--workers", problem, "leave it out under another launcher.")
+    identity = _as_started(experiment)
     experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)
     path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
     folder = train_here(resolved(experiment), path)
@@ -92,6 +89,26 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
         record.summarise(folder, "finished")
         conclude(folder)
         show(folder, json)
+
+
+def run_as_member(experiment: spec.Experiment, line: Sequence[str]) -> None:
+    """Become the script, in a job that a foreign launcher started; its init() finds the rest."""
+    identity = _as_started(experiment)
+    if identity.index == 0:
+        console.err.print(f"{identity.launcher} started {identity.members} members; no record.")
+    os.environ.update(architectures.to_environment(experiment.architecture))
+    os.environ["PACELINE_SERVERS"] = str(identity.servers)
+    os.execv(sys.executable, [sys.executable, *line])
+
+
+def _as_started(experiment: spec.Experiment) -> Identity:
+    """Who this process is among the members that the launcher started; the last are servers."""
+    identity = identify(os.environ, experiment.num_servers or None)
+    given = experiment.cluster.workers
+    if given not in (1, identity.workers):
+        problem = f"--workers {given}, but {identity.launcher} started {identity.workers} workers."
+        raise SpecError("--workers", problem, "leave it out under another launcher.")
+    return identity
 
 
 def show(folder: RunFolder, json: bool) -> None:

@@ -74,3 +74,39 @@ def test_same_loss_curve(name: str, reference: list[float], tmp_path: Path) -> N
 def test_same_loss_curve_on_ray(ray_cluster: str, reference: list[float], tmp_path: Path) -> None:
     line = [*local(), "--launcher", "ray"]
     assert losses(line, tmp_path / "job") == pytest.approx(reference, rel=1e-6)
+
+
+SCRIPT = """
+import paceline
+session = paceline.init()
+print(session.identity.name, session.identity.workers, session.options, flush=True)
+"""
+
+
+def test_a_script_under_torchrun_takes_the_architecture_from_the_command_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    line = [*start, "-m", "paceline", "run", "--architecture", "ring:backend=gloo", "script.py"]
+    done = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = sorted(done.stdout.splitlines())
+    assert [text.partition(" Ring(")[0] for text in said] == ["worker0 2", "worker1 2"]
+
+
+def test_the_last_members_of_mpirun_are_servers(tmp_path: Path) -> None:
+    flags = ["--model", "mnist-dnn", "--data", "synthetic", "--steps", "3", "--threads", "1"]
+    flags += ["--global-batch", "8", "--architecture", "server", "--servers", "1", "--json"]
+    program, *options = mpirun()
+    options[options.index("-n") + 1] = "3"
+    line = [program, *options[: options.index("-m") + 1], "paceline", "train", *flags]
+    done = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert (printed["workers"], printed["servers"]) == (2, 1)
+    assert [member["name"] for member in printed["members"]] == ["worker0", "worker1", "server0"]
