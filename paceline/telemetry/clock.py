@@ -1,4 +1,4 @@
-"""Where a worker's wall time goes: each moment belongs to one phase, so the parts sum to the step."""
+"""Where a worker's wall time goes: each moment has one phase, so the parts sum to the step."""
 
 import time
 from collections.abc import Iterator
