@@ -22,12 +22,7 @@ from paceline.errors import SpecError
 from paceline.launch.slurm import BatchJob, batch_script
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
-IDENTITY = """
-import json, os
-from paceline.launch import identify
-i = identify(os.environ)
-print(json.dumps([i.launcher, i.name, i.local_members, i.coordinator, len(i.key)]))
-"""
+LAUNCHER = "import os; from paceline.launch import identify; print(identify(os.environ).launcher)"
 
 
 def test_script_asks_for_a_task_per_member_and_quotes_the_command() -> None:
@@ -56,27 +51,26 @@ def test_what_cannot_be_placed_is_refused() -> None:
         batch_script(BatchJob(command=("true",), workers=2, hosts=3))
 
 
-def test_tasks_of_a_real_slurm_know_who_they_are(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", IDENTITY)
-    job = BatchJob(command=command, workers=1, servers=1, name="identity")
+def test_tasks_of_a_real_slurm_meet_and_examine_each_other(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "paceline", "doctor", "--json", "--shared-memory=1MiB")
+    job = BatchJob(command=command, workers=1, servers=1, name="doctor")
     script = tmp_path / "job.sh"
     # The first line of output comes from sbatch's own shell, where Slurm's variables mean nothing.
-    shell = f"{sys.executable} -c '{IDENTITY}'\nsrun"
+    shell = f"{sys.executable} -c '{LAUNCHER}'\nsrun"
     script.write_text(batch_script(job).replace("srun", shell, 1))
     with slurm(tmp_path) as environment:
         submit = ["sbatch", "--wait", "--parsable", f"--chdir={tmp_path}", str(script)]
         done = subprocess.run(
             submit, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
-        output = "".join(path.read_text() for path in tmp_path.glob("identity-*.out"))
+        output = "".join(path.read_text() for path in tmp_path.glob("doctor-*.out"))
     assert done.returncode == 0, done.stderr + output
-    shell_line, *tasks = [json.loads(line) for line in output.splitlines() if line[0] == "["]
-    assert shell_line[:2] == ["none", "worker0"]
-    assert sorted(task[1] for task in tasks) == ["server0", "worker0"]
-    assert {task[0] for task in tasks} == {"srun"}
-    assert {task[2] for task in tasks} == {2}
-    assert len({task[3] for task in tasks}) == 1
-    assert {task[4] for task in tasks} == {64}
+    shell_line, _, printed = output.partition("\n")
+    assert shell_line == "none"
+    answer = json.loads(printed)
+    assert [member["member"] for member in answer["members"]] == ["worker0", "server0"]
+    assert {member["local_members"] for member in answer["members"]} == {2}
+    assert [pair["problem"] for pair in answer["pairs"]] == ["", ""]
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class Hosts:
     ) -> tuple[dict[str, Any], dict[str, str], dict[str, int]]:
         """The same command on both hosts: the answer of the first, all errors, exit statuses."""
         flags = ["--hosts", f"{A},{B}", "--port", str(PORT), "--deadline", deadline, "--json"]
+        flags += ["--shared-memory", "1MiB"]
         said, statuses = self.run(["doctor", *flags], changed or {})
         answer = json.loads(said[A][0]) if said[A][0] else {}
         return answer, {address: errors for address, (_, errors) in said.items()}, statuses
