@@ -15,8 +15,10 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
     Without a baseline the ideal is the typical worker's compute alone; with one it is the
     baseline's whole step for as many samples. `link` ("10gbit") names the cables of a real cluster.
     """
-    facts = gather(run, link)
-    other = None if baseline is None else gather(baseline, link)
+    return _explain(gather(run, link), None if baseline is None else gather(baseline, link))
+
+
+def _explain(facts: Facts, other: Facts | None) -> Explanation:
     taken_apart, late = parts(facts, other), find_late(facts)
     found = losses(facts, taken_apart, late, other)
     step = facts.typical.step_seconds
@@ -62,9 +64,10 @@ def conclude(run: RunFolder) -> Summary:
     """Add the verdict, and the limit where links are known, to a run's summary; returns it."""
     summary = run.summary()
     try:
-        facts, found = gather(run), explain(run)
+        facts = gather(run)
     except RecordError:  # no step was finished: there is nothing to say
         return summary
+    found = _explain(facts, None)
     summary.verdict = found.verdict
     if facts.links or not facts.exchanges:
         summary.limit_seconds = found.limit_seconds

@@ -83,12 +83,6 @@ class Facts:
         return sum(worker.samples / worker.step_seconds for worker in self.workers)
 
     @property
-    def in_step(self) -> bool:
-        """Whether workers wait for each other in every step."""
-        kind = self.architecture
-        return not (isinstance(kind, spec.Server) and kind.mode in ("async", "quorum"))
-
-    @property
     def exchanges(self) -> bool:
         return self.summary.workers > 1 or bool(self.servers)
 
@@ -112,38 +106,34 @@ def gather(run: RunFolder, link: str = "") -> Facts:
         experiment=experiment,
         summary=summary,
         architecture=architecture,
-        workers=_workers(steps, members, warmup) if steps else _from_summary(summary, run),
+        workers=_workers(steps, members, warmup, architecture)
+        if steps
+        else _from_summary(summary, run),
         members=members,
         cores=cores if isinstance(cores, int) else 0,
         links=links(experiment, members, link),
     )
-    if not steps:
-        return facts
-    window = {name: record.counted(entries, warmup) for name, entries in steps.items()}
-    facts.traffic.update(_traffic(run, members, window, facts.typical))
-    return facts if facts.in_step else _without_wait(facts, steps, warmup)
+    if steps:
+        window = {name: record.counted(entries, warmup) for name, entries in steps.items()}
+        facts.traffic.update(_traffic(run, members, window, facts.typical))
+    return facts
 
 
 def _workers(
-    steps: dict[str, list[Step]], members: Sequence[Member], warmup: int
+    steps: dict[str, list[Step]],
+    members: Sequence[Member],
+    warmup: int,
+    architecture: spec.Architecture,
 ) -> tuple[WorkerFacts, ...]:
     offsets = {m.name: m.clock_offset_seconds or 0.0 for m in members}
-    split = record.split_wait(steps, offsets)
-    counted = {name: record.counted(entries, warmup) for name, entries in split.items()}
-    late, last = _lateness(counted, offsets)
+    together = record.waits_for_all(architecture)
+    told = record.split_wait(steps, offsets) if together else steps
+    counted = {name: record.counted(entries, warmup) for name, entries in told.items()}
+    late, last = _lateness(counted, offsets) if together else ({}, {})
     return tuple(
         _mean_step(name, entries, late.get(name, 0.0), last.get(name, 0.0))
         for name, entries in counted.items()
     )
-
-
-def _without_wait(facts: Facts, steps: dict[str, list[Step]], warmup: int) -> Facts:
-    """Workers that do not wait for each other: nothing of their exchange is waiting for others."""
-    workers = tuple(
-        _mean_step(name, record.counted(entries, warmup), 0.0, 0.0)
-        for name, entries in steps.items()
-    )
-    return Facts(**{**vars(facts), "workers": workers})
 
 
 def _mean_step(name: str, steps: Sequence[Step], late: float, last: float) -> WorkerFacts:

@@ -12,7 +12,15 @@ from paceline.record.entries import (
 )
 from paceline.record.folder import FORMAT_VERSION, RunFolder, empty_summary, open_folder
 from paceline.record.machine import describe, versions
-from paceline.record.summary import counted, losses, split_wait, staleness, step_seconds, summarise
+from paceline.record.summary import (
+    counted,
+    losses,
+    split_wait,
+    staleness,
+    step_seconds,
+    summarise,
+    waits_for_all,
+)
 
 __all__ = [
     "FORMAT_VERSION",
@@ -35,4 +43,5 @@ __all__ = [
     "step_seconds",
     "summarise",
     "versions",
+    "waits_for_all",
 ]

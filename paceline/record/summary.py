@@ -7,6 +7,7 @@ figure but the losses.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
+from paceline import spec
 from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
 from paceline.record.folder import RunFolder, empty_summary
 
@@ -25,10 +26,17 @@ def summarise(folder: RunFolder, status: str) -> Summary:
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
         lost = {worker.name for worker in workers if worker.status == "lost"}
-        _add_figures(summary, split_wait(steps, offsets), experiment.measurement.warmup_steps, lost)
+        together = waits_for_all(experiment.architecture)
+        told = split_wait(steps, offsets) if together else steps
+        _add_figures(summary, told, experiment.measurement.warmup_steps, lost)
     _add_results(summary, workers)
     folder.write_summary(summary)
     return summary
+
+
+def waits_for_all(architecture: spec.Architecture) -> bool:
+    """Whether the exchange of a step ends only when every worker has brought its gradients."""
+    return not (isinstance(architecture, spec.Server) and architecture.mode in ("async", "quorum"))
 
 
 def split_wait(

@@ -94,6 +94,7 @@ class RunTail:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._experiment = folder.experiment()
+        self._together = record.waits_for_all(self._experiment.architecture)
         self._members: dict[str, MemberTail] = {}
         self._events = Lines(folder.path / "events.jsonl", Event)
         self._said: deque[Event] = deque(maxlen=20)
@@ -165,6 +166,8 @@ class RunTail:
     def _split(self) -> dict[str, list[Step]]:
         """Recent steps of all workers, waiting told from exchanging."""
         steps = {t.name: list(t.recent) for t in self._workers() if t.recent}
+        if not self._together:
+            return steps
         offsets = {t.name: _offset(t) for t in self._workers()}
         return record.split_wait(steps, offsets)
 
@@ -181,6 +184,8 @@ class RunTail:
 
     def _late(self) -> dict[str, float]:
         """Milliseconds each worker's gradients come after the first worker's, on average."""
+        if not self._together:
+            return {}
         ready: dict[int, dict[str, float]] = {}
         for tail in self._workers():
             for step in tail.recent:

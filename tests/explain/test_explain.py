@@ -86,6 +86,7 @@ def test_a_slow_worker_is_nobodys_loss_when_nobody_waits(tmp_path):
     slow = {"worker1": Times(forward=0.030)}
     run = synchronous_run(tmp_path / "run", slow=slow, architecture="server:mode=async", servers=1)
     assert "wait" not in [part.name for part in explain(run).parts]
+    assert run.summary().breakdown_seconds["wait"] == 0
 
 
 def test_the_gain_of_removing_a_wait_is_what_a_run_without_it_gives(tmp_path):
