@@ -15,7 +15,7 @@ from paceline import spec
 from paceline.errors import PacelineError
 from paceline.launch import Identity, identify, meet
 from paceline.record import RunFolder
-from paceline.training import stores
+from paceline.training import gathering, stores
 from paceline.training.loop import train
 from paceline.training.session import Session, init, start
 
@@ -56,9 +56,7 @@ def _agreed_folder(
     if identity.index == 0:
         RunFolder.create(path, experiment)
     agreed = Path(stores.agree(store, identity, "run", str(path.absolute())))
-    if not agreed.exists():
-        return RunFolder.create(agreed, experiment)
-    return RunFolder(agreed)
+    return RunFolder(agreed) if agreed.exists() else gathering.make_copy(agreed, experiment)
 
 
 def _train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:

@@ -24,7 +24,7 @@ from paceline.launch import Identity, identify, meet
 from paceline.models.memory import keep_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
-from paceline.training import checkup, stores
+from paceline.training import checkup, gathering, stores
 
 
 class Session:
@@ -46,6 +46,7 @@ class Session:
         self.architecture: Architecture | None = None
         self.step = 0
         self.model: torch.nn.Module | None = None
+        self._folder = folder
         self._stack = ExitStack()
         self._samples = 0
         self._loss: Tensor | None = None
@@ -97,7 +98,11 @@ class Session:
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
         if store is not None and failed is None:
-            stores.leave(store, self.identity, self.members)
+            folder, name = self._folder, self.identity.name
+            sent = gathering.pack(folder, name) if folder is not None else ""
+            records = stores.leave(store, self.identity, self.members, sent)
+            if folder is not None:
+                gathering.unpack(folder, records)
 
     def context(self, device: torch.device) -> Context:
         return Context(

@@ -60,22 +60,27 @@ def keeps(identity: Identity) -> bool:
     return identity.index == 0 and not identity.store_is_kept
 
 
-def leave(store: Store, identity: Identity, workers: Iterable[int]) -> None:
+def leave(
+    store: Store, identity: Identity, workers: Iterable[int], message: str = ""
+) -> dict[str, str]:
     """Say that this member is done; worker 0 waits for all, for others may still need the store.
 
-    `workers` are those that are still there. Without worker 0 the store is gone too.
+    `workers` are those that are still there. Without worker 0 the store is gone too. Worker 0 gets
+    the messages that members left.
     """
     workers = list(workers)
     if 0 not in workers:
-        return
-    store.set(f"left/{identity.name}", "")
+        return {}
+    store.set(f"left/{identity.name}", message)
     if identity.index != 0:
-        return
+        return {}
     names = [f"left/worker{rank}" for rank in workers]
     names += [f"left/server{rank}" for rank in range(identity.servers)]
     # A member that failed never says so here; the launcher has already seen it.
     with contextlib.suppress(DistError, RuntimeError):
         store.wait(names, timedelta(seconds=LEAVE_SECONDS))
+    left = {name: store.get(name).decode() for name in names if store.check([name])}
+    return {name.removeprefix("left/"): text for name, text in left.items() if text}
 
 
 def agree(store: Store | None, identity: Identity, key: str, value: str | None) -> str:

@@ -54,13 +54,18 @@ class Hosts:
         return answer, {address: errors for address, (_, errors) in said.items()}, statuses
 
     def run(
-        self, arguments: list[str], changed: dict[str, dict[str, str]], cwd: str | None = None
+        self,
+        arguments: list[str],
+        changed: dict[str, dict[str, str]],
+        cwd: str | None = None,
+        before: tuple[str, ...] | list[str] = (),
     ) -> tuple[dict[str, tuple[str, str]], dict[str, int]]:
         """`paceline` on both hosts at once: what each printed (output, errors), exit statuses."""
         started = {}
         for address, name in self.names.items():
             environment = {**os.environ, "OMP_NUM_THREADS": "1", **changed.get(address, {})}
-            line = ["ip", "netns", "exec", name, sys.executable, "-m", "paceline", *arguments]
+            line = ["ip", "netns", "exec", name, *before]
+            line += [sys.executable, "-m", "paceline", *arguments]
             started[address] = subprocess.Popen(
                 line,
                 env=environment,

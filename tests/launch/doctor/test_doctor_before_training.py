@@ -19,11 +19,16 @@ def places() -> dict[str, dict[str, str]]:
     }
 
 
-def test_healthy_hosts_train(hosts: Any, tmp_path: Path) -> None:
-    said, statuses = hosts.run(TRAIN, places(), cwd=str(tmp_path))
+def test_healthy_hosts_train_without_a_shared_file_system(hosts: Any, tmp_path: Path) -> None:
+    # Each host has its own files at /mnt, in a mount namespace that ends with it.
+    own_files = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /mnt && exec "$@"', "sh"]
+    line = [*TRAIN[:-1], "/mnt/run"]
+    said, statuses = hosts.run(line, places(), cwd=str(tmp_path), before=own_files)
     assert statuses == {A: 0, B: 0}, said
     answer = json.loads(said[A][0])
     assert (answer["workers"], answer["status"]) == (2, "finished")
+    assert [member["name"] for member in answer["members"]] == ["worker0", "worker1"]
+    assert {member["status"] for member in answer["members"]} == {"finished"}
     assert said[B][0] == ""
 
 
