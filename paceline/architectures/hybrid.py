@@ -160,15 +160,19 @@ class HostCollective:
         self._num_started = self._num_summed = self._num_sent = 0
 
     def counters(self) -> dict[str, object]:
-        """Bytes between hosts as a ring of the leaders sends them, beside one of all workers."""
+        """What this worker sends to other hosts, beside what a ring of all workers would have it.
+
+        In that ring a worker sends to the next rank, which may be on its own host.
+        """
         size_bytes = self._step * sum(count * kind.itemsize for count, kind in self._sizes)
         hosts, workers = len(self._hosts), len(self.members)
-        by_ring = 2 * (workers - 1) / workers * size_bytes * len(self._mates)
-        between = 2 * (hosts - 1) / hosts * size_bytes if self._leads else 0
+        next_rank = (self._context.identity.rank + 1) % workers
+        by_ring = 2 * (workers - 1) / workers * size_bytes * (next_rank not in self._mates)
+        between = 2 * (hosts - 1) / hosts * size_bytes * self._leads
         counted: dict[str, object] = {"hosts": hosts, "members_of_host": len(self._mates)}
         return counted | {
             "exchanged_bytes_between_hosts": round(between),
-            "exchanged_bytes_by_ring_per_host": round(by_ring),
+            "exchanged_bytes_between_hosts_by_ring": round(by_ring),
         }
 
     def close(self) -> None:

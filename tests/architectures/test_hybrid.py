@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
-from paceline import spec
+from paceline import engines, spec
 from paceline.architectures.hybrid import HostCollective
+from paceline.telemetry.queues import HEADER_BYTES
 from paceline.testing import run_members
 from tests.curves import STEPS, largest_difference, loss_curve, small_model, whole
+from tests.tunnel.conftest import rights  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +64,22 @@ def test_only_leaders_send_between_hosts():
     num_floats = sum(p.numel() for p in gradients) + len(gradients)  # and a mark for each
     assert sent == [STEPS * 4 * num_floats, 0, STEPS * 4 * num_floats, 0]
     assert all(counters["hosts"] == 2 for _, counters in found)
+
+
+@pytest.mark.tunnel
+def test_between_emulated_hosts_only_the_leaders_share_travels(rights, tmp_path):  # noqa: F811
+    tables = {
+        "engine": "tunnel",
+        "architecture": "hybrid",
+        "workload": {"model": "mnist-dnn", "data": "synthetic", "global_batch": 16, "steps": 12},
+        "cluster": {"workers": 4, "link": "1gbit", "hosts": [{"count": 2, "workers": 2}]},
+        "measurement": {"warmup_steps": 2, "sample_seconds": 0.2},
+    }
+    folder = engines.run(spec.from_tables(tables, "test"), tmp_path / "run")
+    members = {member.name: member for member in folder.members()}
+    # The host's own interface counts for both of its workers; worker 0's also sent first weights.
+    leader = members["worker2"]
+    payload = leader.bytes_sent - HEADER_BYTES * leader.packets_sent
+    predicted = leader.counters["exchanged_bytes_between_hosts"]
+    assert payload == pytest.approx(predicted, rel=0.05)
+    assert predicted < members["worker3"].counters["exchanged_bytes_between_hosts_by_ring"]
