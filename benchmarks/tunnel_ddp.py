@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.architectures.group import join
+from paceline.architectures.group import join, leave
 from paceline.models.emulated import model_for
 from paceline.record import RunFolder
 from paceline.training.session import Session
@@ -35,7 +35,8 @@ def main() -> None:
         clock.enter("backward")
         loss.backward()
         session.recorder.add_step(clock.end_step(step, batch))
-    dist.destroy_process_group()
+    dist.barrier()
+    leave()
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ meet. Several racks hang on a core bridge, each by one shaped uplink. IPv6 is of
 known from the start, so that only members' own packets are counted.
 """
 
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from paceline.errors import PacelineError, SpecError
 from paceline.spec import Link
@@ -60,6 +63,7 @@ class Tunnel:
     def __enter__(self) -> "Tunnel":
         require_rights()
         sweep()
+        self._on_terminate = _exit_on_terminate()
         self.lease = Lease()
         self._relays: list[delay.Relay] = []
         self._counters: dict[str, QueueCounters] = {}
@@ -207,6 +211,24 @@ class Tunnel:
         for relay in self._relays:
             relay.close()
         self.lease.release()
+        if self._on_terminate is not None:
+            signal.signal(signal.SIGTERM, self._on_terminate)
+
+
+def _exit_on_terminate() -> Any:
+    """Let SIGTERM end this process by way of its `finally` blocks; returns what it did before.
+
+    None where it already does something else, or where this is not the main thread.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        return None
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    return before
 
 
 def _address(index: int) -> str:

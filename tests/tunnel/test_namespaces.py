@@ -45,6 +45,16 @@ def test_a_killed_tunnel_is_swept_with_what_runs_inside(rights):
         _wait_until_gone(int(inside))
 
 
+def test_a_terminated_tunnel_leaves_nothing(rights):
+    argv = [sys.executable, "-c", BUILDS_AND_WAITS]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        tunnel_id, inside = parent.stdout.readline().split()
+        parent.terminate()
+    assert not [name for name in list_ours() if tunnel_id in name]
+    _wait_until_gone(int(inside))
+
+
 def test_a_namespace_of_others_is_left_alone(rights):
     ip("netns", "add", "somebody-elses")
     try:
