@@ -30,6 +30,9 @@ def command(
     workers: flags.Workers = None,
     servers: flags.Servers = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
+    balance: Annotated[
+        bool | None, typer.Option("--balance/--no-balance", help="Divide by measured speed.")
+    ] = None,
     on: flags.On = None,
     link: flags.Link = None,
     device: flags.Device = None,
@@ -67,6 +70,7 @@ def command(
             "workers": workers,
             "servers": servers,
             "threads": threads,
+            "balance": balance,
             "engine": on,
             "link": link,
             "launcher": launcher,

@@ -58,6 +58,9 @@ class Cluster(Spec, frozen=True, kw_only=True):
     shares: tuple[float, ...] = ()
     """Uneven parts of each batch, one weight per worker."""
 
+    balance: bool = False
+    """After the warm-up, divide each batch anew in proportion to the workers' measured speeds."""
+
     link: str = ""
     device: str = "cpu"
     hosts: tuple[Host, ...] = ()

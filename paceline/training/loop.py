@@ -17,6 +17,7 @@ from paceline.data.scatter import ScatterLoader, describe
 from paceline.models.emulated import model_for, skip_updates
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
+from paceline.training.balance import balance
 from paceline.training.evaluation import accuracy
 from paceline.training.schedule import learning_rate
 from paceline.training.session import Session
@@ -52,6 +53,9 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     for step, (inputs, targets) in enumerate(_timed(batches, session), start):
         session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
+        if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
+            with session.clock.paused():
+                balance(session, shares)
         every = workload.checkpoint_every
         if every and (step + 1) % every == 0 and step + 1 < num_steps:
             with session.clock.paused():

@@ -8,6 +8,7 @@ same calls, so there is one path to measure.
 import atexit
 import os
 import sys
+from collections import deque
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from paceline.models.memory import keep_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, stores
+
+RECENT_STEPS = 20
 
 
 class Session:
@@ -53,6 +56,8 @@ class Session:
         self._open_step: tuple[Step, Tensor | None] | None = None
         self.members = tuple(range(identity.workers))
         """Ranks of the workers that are there; fewer once one is lost and the rest goes on."""
+        self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
+        """The last steps of this worker, losses not yet known."""
         self._scale = 1.0
         self._scales_gradients = False
         if folder is not None:
@@ -174,6 +179,7 @@ class Session:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         entry = self.clock.end_step(self.step, self._samples)
         entry.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.recent.append(entry)
         self._write_open_step()
         self._open_step, self._loss = (entry, self._loss), None
         self.step, self._samples = self.step + 1, 0
