@@ -19,10 +19,7 @@ from torch.optim import Optimizer
 
 from paceline import models, spec
 from paceline.spec.hosts import host_of
-from paceline.spec.profile import DeviceProfile, Layer, find_profile
-
-REAL_DEVICE = "cpu"
-"""The device that is not emulated: members compute on what this machine has."""
+from paceline.spec.profile import REAL_DEVICE, DeviceProfile, Layer, find_profile
 
 _SHORTEST_SLEEP_SECONDS = 0.3e-3
 """Layers shorter than this are slept through together: waking up costs CPU that others need."""

@@ -16,6 +16,9 @@ from paceline.spec.base import Spec, require
 SHIPPED = Path(__file__).parent.parent / "predict" / "profiles"
 """Profiles that come with Paceline, named DEVICE-MODEL-PRECISION.json."""
 
+REAL_DEVICE = "cpu"
+"""The device that is not emulated: members compute on what their machine has."""
+
 
 class Layer(Spec, frozen=True, kw_only=True):
     """One module that owns parameters, with the time of the modules without any after it."""

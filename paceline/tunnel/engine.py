@@ -19,6 +19,7 @@ from paceline.launch.identity import member_name
 from paceline.record import Event, RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 from paceline.spec.hosts import PlacedHost, host_of, place
+from paceline.spec.profile import REAL_DEVICE, find_profile
 from paceline.training.jobs import command
 from paceline.tunnel.hosts import HostPlan, Tunnel
 from paceline.tunnel.namespaces import call_in, require_rights
@@ -37,6 +38,8 @@ def tunnel(
     """Run the experiment on emulated hosts."""
     require_rights()
     hosts = place(experiment)
+    if not script:
+        check_devices(experiment, hosts)
     with Tunnel(_plans(experiment, hosts), _uplink(experiment)) as network:
         checks = measure_links(network)
         folder = RunFolder.create(path, experiment)
@@ -52,6 +55,14 @@ def tunnel(
 
             supervise(commands, output=output, tick=tick)
     return folder
+
+
+def check_devices(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> None:
+    """Raise SpecError, before anything is built, for a device that has no profile of the model."""
+    workload = experiment.workload
+    with_workers = (host for host in hosts if any(m.startswith("worker") for m in host.members))
+    for device in sorted({host.device for host in with_workers} - {REAL_DEVICE}):
+        find_profile(device, workload.model, workload.precision)
 
 
 def _plans(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> list[HostPlan]:

@@ -24,6 +24,7 @@ _BURST_SECONDS = 2e-3
 """What a link may catch up on when this machine served its queue late; the price is that a message
 of so much passes an idle link at once."""
 
+_LARGEST_PACKET_BYTES, _LONGEST_PACKET_SECONDS = 70_000, 10e-3
 LEAST_BURST_BYTES = 16 * 1024
 _QUEUE_BYTES = 32 << 20
 """Longer than all windows into one host together: the emulated switch delays and does not drop,
@@ -39,7 +40,9 @@ def shape(namespace: str, interface: str, link: Link, verb: str = "add") -> None
 def shape_command(interface: str, link: Link, verb: str = "add") -> str:
     """The line of a tc batch that shapes `interface`."""
     rate = link.bandwidth_bits_per_second
-    burst_bytes = max(LEAST_BURST_BYTES, int(rate / 8 * _BURST_SECONDS))
+    # A packet larger than the bucket is cut into segments, which costs many times the CPU.
+    whole_packet_bytes = min(_LARGEST_PACKET_BYTES, rate / 8 * _LONGEST_PACKET_SECONDS)
+    burst_bytes = int(max(LEAST_BURST_BYTES, rate / 8 * _BURST_SECONDS, whole_packet_bytes))
     return (
         f"qdisc {verb} dev {interface} root handle 1: "
         f"tbf rate {rate:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
