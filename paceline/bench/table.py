@@ -195,32 +195,51 @@ def _losses(run: RunFolder) -> dict[int, float]:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """One sentence: which is fastest, by how much, and whether it is the same training."""
-    timed = [row for row in rows if row.samples_per_second is not None]
-    if not timed:
+    """A sentence per setting: which is fastest, by how much, and whether it trains the same."""
+    strong = len({row.global_batch for row in rows}) < len({row.batch for row in rows})
+    settings: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.samples_per_second is not None:
+            batch = f"batch {row.global_batch if strong else row.batch}"
+            where = (row.model, row.data, row.engine, row.link or "", row.device or "", batch)
+            settings.setdefault(where, []).append(row)
+    if not settings:
         return "Nothing could be measured; the rows say why."
-    groups = {(r.model, r.data, r.engine, r.link, r.device) for r in timed}
-    if len(groups) > 1:
-        return f"{len(timed)} of {len(rows)} cells measured over {len(groups)} settings."
-    best = max(timed, key=_rate)
-    others = [row for row in timed if row is not best and row.workers == best.workers]
-    text = f"Fastest: {_name(best)}, {_rate(best):.0f} samples/s"
+    if len(settings) == 1:
+        return f"Fastest: {_fastest(next(iter(settings.values())))}."
+    differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
+    return " ".join(
+        f"Fastest with {', '.join(v for v, d in zip(where, differs, strict=True) if d and v)}: "
+        f"{_fastest(own)}."
+        for where, own in settings.items()
+    )
+
+
+def _fastest(rows: Sequence[Row]) -> str:
+    best = max(rows, key=_rate)
+    others = [row for row in rows if row is not best and row.workers == best.workers]
+    text = f"{_name(best)}, {_rate(best):.0f} samples/s"
     if best.speedup is not None and best.workers > 1:
         text += f", {best.speedup:.2f} times single ({best.efficiency:.0%} efficiency)"
     if others:
         second = max(others, key=_rate)
         text += f"; then {_name(second)} at {_rate(second) / _rate(best):.0%} of it"
-        assert best.samples_per_second is not None
-        assert second.samples_per_second is not None
-        if overlap(best.samples_per_second, second.samples_per_second):
+        if _overlap(best, second):
             text += ", too close to call"
     if best.trains_like_single is False:
         text += ". But it does not train like single"
-        like = [row for row in timed if row.trains_like_single and row.workers == best.workers]
+        like = [row for row in rows if row.trains_like_single and row.workers == best.workers]
         if like:
             same = max(like, key=_rate)
             text += f": the fastest that does is {_name(same)}, {_rate(same):.0f} samples/s"
-    return text + "."
+    return text
+
+
+def _overlap(one: Row, other: Row) -> bool:
+    assert one.samples_per_second is not None
+    assert other.samples_per_second is not None
+    several = min(one.repeats, other.repeats) > 1
+    return several and overlap(one.samples_per_second, other.samples_per_second)
 
 
 def _name(row: Row) -> str:

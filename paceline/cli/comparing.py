@@ -18,6 +18,7 @@ from paceline.errors import SpecError, suggest
 from paceline.explain import verdict
 from paceline.record import PHASES, RunFolder
 from paceline.report import columns
+from paceline.report.rows import labels
 from paceline.units import format_seconds
 
 Text = Callable[[Row], str]
@@ -134,16 +135,8 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
     console.out.print(f"recorded in {folder}")
 
 
-SPEED = ("samples/s", "speed-up", "efficiency", "step", "jitter", "loss", "trains like single")
-MACHINE = ("CPU (cores)", "sent per step", "packets per step", "memory", "epoch")
-SHORT = {
-    "sent per step": "sent/step",
-    "packets per step": "packets /step",
-    "exchange exposed": "exposed exchange",
-    "efficiency": "effi- ciency",
-    "trains like single": "like single",
-}
-"""Headings that fold where a terminal is narrow."""
+SPEED = ("samples/s", "speed-up", "efficiency", "step", "loss", "trains like single")
+MACHINE = ("jitter", "CPU (cores)", "sent per step", "packets per step", "memory", "epoch")
 
 
 def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
@@ -155,26 +148,16 @@ def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
 
 
 def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
-    """The columns that tell rows apart, and the figures that any of them has."""
-    names: dict[str, Text] = {"architecture": lambda row: row.architecture}
-    for name, text in columns.FACTORS.items():
-        differs = len({text(row) for row in rows}) > 1
-        if name == "workers" or (differs and name not in ("architecture", "data")):
-            names[name] = text
+    """A line per row under a name of its own, with the figures that any of them has."""
+    names = labels(rows)
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, text in {**names, **filled}.items():
-        longest = max(len(text(row)) for row in rows)  # figures are never cut, headings may fold
-        left = name in names and name not in ("batch", "workers", "servers")
-        width = min(longest, 20 if name in names else longest)
-        grid.add_column(
-            SHORT.get(name, name),
-            justify="left" if left else "right",
-            min_width=width,
-            overflow="fold",
-        )
+    grid.add_column("", overflow="fold", min_width=min(24, max(map(len, names.values()))))
+    for name, text in filled.items():  # figures are never cut, headings may fold
+        longest = max(len(text(row)) for row in rows)
+        grid.add_column(name, justify="right", min_width=longest)
     for row in rows:
-        cells = [text(row) for text in (*names.values(), *filled.values())]
+        cells = (names[row.cell], *(text(row) for text in filled.values()))
         grid.add_row(*(escape(cell) for cell in cells))
     return grid
 
