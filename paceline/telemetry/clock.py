@@ -72,3 +72,6 @@ class StepClock:
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._start, self._ready = self._since, None
         return entry
+
+    def complete(self, entry: Step) -> None:
+        """Called for each step in turn, one step late: fill in what was not yet known."""

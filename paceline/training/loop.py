@@ -65,12 +65,14 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
 
 
 def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
-    """One thread per core of this worker's share; denormals, which are slow, count as zero."""
+    """One thread per core of this worker's share, one GPU each; slow denormals count as zero."""
     local_workers = max(1, min(session.identity.local_members, cluster.workers))
     cores = len(os.sched_getaffinity(0))
     pinned = cores < (os.cpu_count() or 1)
     torch.set_num_threads(cluster.threads or (cores if pinned else max(1, cores // local_workers)))
     torch.set_flush_denormal(True)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(session.identity.local_index % torch.cuda.device_count())
 
 
 def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
@@ -99,7 +101,7 @@ def build_model(workload: spec.Workload, dataset: data.Dataset) -> nn.Module:
     if workload.layout == "channels-last" or (workload.layout == "auto" and recommended):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if torch.cuda.is_available():
-        model = model.to("cuda")
+        model = model.to(torch.cuda.current_device())
     if workload.compile:
         model.compile()
     return model

@@ -26,6 +26,7 @@ from paceline.models.memory import keep_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, stores
+from paceline.training.device_clock import DeviceClock
 
 RECENT_STEPS = 20
 
@@ -131,7 +132,10 @@ class Session:
         if not parameters:
             fix = "pass a model with parameters that require gradients."
             raise SpecError("distribute", "the model has nothing to train.", fix)
-        self.architecture = architectures.build(self.options, self.context(parameters[0].device))
+        device = parameters[0].device
+        if device.type == "cuda":
+            self.clock = DeviceClock()
+        self.architecture = architectures.build(self.options, self.context(device))
         self.model = model
         model, optimizer = self.architecture.distribute(model, optimizer)
         if self.workers > 1:  # alone, nothing is exchanged and nobody waits
@@ -186,10 +190,12 @@ class Session:
 
     def _write_open_step(self) -> None:
         """A step is written one step late, when reading its loss no longer stalls a GPU."""
-        if self._open_step is not None and self.recorder is not None:
+        if self._open_step is not None:
             entry, loss = self._open_step
+            self.clock.complete(entry)
             entry.loss = None if loss is None else float(loss)
-            self.recorder.add_step(entry)
+            if self.recorder is not None:
+                self.recorder.add_step(entry)
         self._open_step = None
 
 

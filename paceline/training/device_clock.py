@@ -1,0 +1,97 @@
+"""A step clock for a device that works behind the script's back.
+
+On a GPU a call returns long before its work is done, so the moments at which the script passes from
+phase to phase say nothing. Here each passage is an event in the device's own stream, and a step's
+times are read from the events one step later, when reading them stalls nothing.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from paceline.record import PHASES, Step
+from paceline.telemetry import StepClock
+from paceline.telemetry.clock import OTHER
+
+PAUSED = "paused"
+
+Mark = tuple[str, torch.cuda.Event]
+"""A phase, and the moment in the stream at which it began."""
+
+
+class _Marks:
+    """What one step left in the stream."""
+
+    def __init__(self, begins: Mark) -> None:
+        self.passages = [begins]
+        self.ready: torch.cuda.Event | None = None
+        self.charges: list[tuple[str, str, float]] = []
+
+
+class DeviceClock(StepClock):
+    """Same calls as `StepClock`; the steps it returns are complete after `complete`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = _event()
+        first.synchronize()
+        self._end_seconds = time.monotonic()
+        self._marks = _Marks((OTHER, first))
+        self._closed: deque[_Marks] = deque()
+
+    def enter(self, phase: str) -> None:
+        self._marks.passages.append((phase, _event()))
+
+    def ready(self) -> None:
+        if self._marks.ready is None:
+            self._marks.ready = torch.cuda.Event(enable_timing=True)
+        self._marks.ready.record()
+
+    def charge(self, phase: str, seconds: float) -> None:
+        self._marks.charges.append((self._marks.passages[-1][0], phase, seconds))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.enter(PAUSED)
+        yield
+        self.enter(OTHER)
+
+    def end_step(self, step: int, samples: int) -> Step:
+        self.enter(OTHER)
+        self._closed.append(self._marks)
+        self._marks = _Marks(self._marks.passages[-1])
+        return Step(
+            step=step, start_seconds=0.0, end_seconds=0.0, breakdown_seconds={}, samples=samples
+        )
+
+    def complete(self, entry: Step) -> None:
+        marks = self._closed.popleft()
+        marks.passages[-1][1].synchronize()
+        seconds = dict.fromkeys((*PHASES, OTHER, PAUSED), 0.0)
+        now = entry.start_seconds = self._end_seconds
+        pairs = zip(marks.passages, marks.passages[1:], strict=False)
+        for (phase, begin), (_, end) in pairs:
+            spent = begin.elapsed_time(end) / 1e3
+            if phase == "backward" and marks.ready is not None:
+                own = min(max(begin.elapsed_time(marks.ready) / 1e3, 0.0), spent)
+                entry.ready_seconds = now + own
+                seconds["exchange_exposed"] += spent - own
+                seconds["backward"] += own
+            else:
+                seconds[phase] += spent
+            now += spent
+        for source, target, moved in marks.charges:
+            seconds[source] -= moved
+            seconds[target] += moved
+        self._end_seconds = entry.end_seconds = now
+        entry.start_seconds += seconds[PAUSED]
+        entry.breakdown_seconds = {name: s for name, s in seconds.items() if s and name in PHASES}
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
