@@ -40,7 +40,7 @@ def tunnel(
     hosts = place(experiment)
     if not script:
         check_devices(experiment, hosts)
-    with Tunnel(_plans(experiment, hosts), _uplink(experiment)) as network:
+    with network_for(experiment, hosts) as network:
         checks = measure_links(network)
         folder = RunFolder.create(path, experiment)
         _describe(folder, experiment, checks)
@@ -55,6 +55,11 @@ def tunnel(
 
             supervise(commands, output=output, tick=tick)
     return folder
+
+
+def network_for(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> Tunnel:
+    """The hosts and cables of an experiment, to be entered; dilated where it says so."""
+    return Tunnel(_plans(experiment, hosts), _uplink(experiment))
 
 
 def check_devices(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> None:

@@ -54,6 +54,7 @@ def _refuse(workload: spec.Workload, cluster: spec.Cluster) -> None:
         "gradient clipping": bool(workload.clip_norm),
         "bfloat16": workload.precision != "float32",
         "uneven shares": bool(cluster.shares),
+        "containers": bool(cluster.container),
         "resuming": bool(workload.resume),
     }
     for what, wanted in asked.items():

@@ -4,8 +4,8 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,11 +19,15 @@ from paceline.launch import (
     Identity,
     MemberCommand,
     Output,
+    member_name,
     share_cores,
     supervise,
     to_environment,
 )
 from paceline.record import PHASES, Event, RunFolder, summarise
+from paceline.spec.hosts import place
+from paceline.tunnel.engine import network_for
+from paceline.tunnel.verify import measure_links
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 1800.0
@@ -46,51 +50,34 @@ def run(
     path: Path,
     *,
     python: str = sys.executable,
-    places: Sequence[Place] = (),
     output: Output = lambda name, line: None,
     tick: Callable[[], None] = lambda: None,
 ) -> RunFolder:
     """Train `experiment` with `peer` and leave its record in `path`, which must not exist.
 
-    Without `places` all members run on this machine. The experiment's architecture gives way to the
-    peer's own.
+    The experiment's architecture gives way to the peer's own; its engine says where members run.
     """
     found = versions(peer, python)
     experiment = adapt(experiment, peer)
-    workers, servers = experiment.cluster.workers, _servers(experiment, peer)
-    here = [Place(host=socket.gethostname(), address="127.0.0.1")] * (workers + servers)
-    cores = share_cores(workers)
+    cores = share_cores(experiment.cluster.workers)
     threads = experiment.cluster.threads or len(cores[0]) or len(os.sched_getaffinity(0))
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-peer-")))
-        addresses = _addresses(list(places) or here)
+        places = stack.enter_context(placed(experiment, peer))
+        addresses = _addresses(places)
         export(experiment, work, addresses=addresses, threads=threads)
         folder = RunFolder.create(path, experiment)
         shown = ", ".join(f"{name} {version}" for name, version in found.items())
         text = f"measured with a peer, {peer.title} ({shown}), not with Paceline"
         folder.add_event(Event(time_seconds=0.0, member="worker0", kind="note", text=text))
-        members = [
-            Identity(
-                index=index,
-                workers=workers,
-                servers=servers,
-                host=place.host,
-                address=place.address,
-                coordinator=addresses[0],
-                local_index=0 if places else index,
-                local_members=1 if places else workers + servers,
-                launcher="paceline",
-                run=str(path.absolute()),
-                owns_interfaces=place.owns_interfaces,
-            )
-            for index, place in enumerate(list(places) or here)
-        ]
         commands = [
-            _command(peer, member, python, work, threads, cores, prefix=place.prefix)
-            for member, place in zip(members, list(places) or here, strict=True)
+            _command(peer, identity, python, work, threads, cores, prefix=place.prefix)
+            for identity, place in zip(
+                _identities(experiment, places, addresses, path), places, strict=True
+            )
         ]
         if peer.name == "horovod":
-            commands = [_horovodrun(commands[0], python, workers)]
+            commands = [_horovodrun(commands[0], python, experiment.cluster.workers)]
         status = "failed"
         try:
             supervise(commands, output=output, tick=tick, deadline_seconds=DEADLINE_SECONDS)
@@ -100,22 +87,72 @@ def run(
     return folder
 
 
+@contextmanager
+def placed(experiment: spec.Experiment, peer: Peer) -> Iterator[list[Place]]:
+    """A place for every member: workers, servers, then the coordinator, beside worker 0."""
+    extra = 1 if peer.takes_servers else 0
+    members = experiment.cluster.workers + experiment.num_servers
+    if experiment.engine == "here":
+        yield [Place(host=socket.gethostname(), address="127.0.0.1")] * (members + extra)
+        return
+    hosts = place(experiment)
+    with network_for(experiment, hosts) as network:
+        measure_links(network)
+        by_member = {member: host.name for host in hosts for member in host.members}
+        names = [
+            by_member[member_name(index, experiment.cluster.workers)] for index in range(members)
+        ]
+        yield [
+            Place(
+                host=name,
+                address=network.address(name),
+                prefix=tuple(network.command(name, ())),
+                owns_interfaces=True,
+            )
+            for name in [*names, *names[:extra]]
+        ]
+
+
+def _identities(
+    experiment: spec.Experiment, places: Sequence[Place], addresses: Sequence[str], path: Path
+) -> list[Identity]:
+    workers = experiment.cluster.workers
+    together = experiment.engine == "here"
+    return [
+        Identity(
+            index=index,
+            workers=workers,
+            servers=len(places) - workers,
+            host=place.host,
+            address=place.address,
+            coordinator=addresses[0],
+            local_index=index if together else 0,
+            local_members=len(places) if together else 1,
+            launcher="paceline",
+            run=str(path.absolute()),
+            owns_interfaces=place.owns_interfaces,
+        )
+        for index, place in enumerate(places)
+    ]
+
+
 def adapt(experiment: spec.Experiment, peer: Peer) -> spec.Experiment:
     """The experiment as the peer runs it: our architecture that does the same, its own servers."""
     workers, servers = experiment.cluster.workers, experiment.cluster.servers
     if peer.one_worker_only and workers > 1:
         problem = f"{peer.name} is one process, and {workers} workers are asked for."
         raise SpecError("peers", problem, "compare it with 1 worker.")
+    if experiment.engine == "predict" or experiment.cluster.device != "cpu":
+        problem = "peers compute for real, and cannot be predicted or given an emulated device."
+        raise SpecError("peers", problem, "compare them --on here or tunnel, on device cpu.")
+    if peer.name == "horovod" and experiment.engine != "here":
+        fix = "compare it --on here."
+        raise SpecError("peers", "horovodrun starts its workers on this machine only.", fix)
     return spec.replace(
         experiment,
         architecture=peer.like,
         servers=max(1, servers) if peer.takes_servers else 0,
     )
-
-
-def _servers(experiment: spec.Experiment, peer: Peer) -> int:
-    """Members besides the workers: servers, and the coordinator that drives them."""
-    return experiment.cluster.servers + 1 if peer.takes_servers else 0
 
 
 def _addresses(places: Sequence[Place]) -> tuple[str, ...]:
@@ -124,13 +161,13 @@ def _addresses(places: Sequence[Place]) -> tuple[str, ...]:
     A host of its own has all ports free.
     """
     addresses, held = [], ExitStack()
-    for index, place in enumerate(places):
+    for index, there in enumerate(places):
         port = 20_000 + index
-        if not place.owns_interfaces:
+        if not there.owns_interfaces:
             probe = held.enter_context(socket.socket())
-            probe.bind((place.address, 0))
+            probe.bind((there.address, 0))
             port = probe.getsockname()[1]
-        addresses.append(f"{place.address}:{port}")
+        addresses.append(f"{there.address}:{port}")
     held.close()
     return tuple(addresses)
 
@@ -154,15 +191,15 @@ def _command(
         "PYTHONPATH": str(PACKAGE_ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "",
-        # Between members only: a proxy for the world outside would swallow gRPC's calls.
-        "GRPC_ENABLE_FORK_SUPPORT": "0",
-        "no_proxy": "*",
+        "GLOO_SOCKET_IFNAME": "eth0" if identity.owns_interfaces else "lo",
+        "no_proxy": "*",  # a proxy would swallow gRPC's calls between members
     }
+    pinned = identity.role == "worker" and not identity.owns_interfaces
     return MemberCommand(
         name=identity.name,
         argv=(*prefix, python, "-m", peer.module),
         environment=environment,
-        cores=cores[identity.rank] if identity.role == "worker" else (),
+        cores=cores[identity.rank] if pinned else (),
     )
 
 
