@@ -77,7 +77,7 @@ def conclude(run: RunFolder) -> Summary:
 
 def _limit_seconds(facts: Facts) -> float:
     """max(compute, exchange): the closed form where the size is known, else the bytes counted."""
-    compute = max(worker.compute_seconds for worker in facts.workers)
+    compute = facts.pacemaker.compute_seconds
     exchange = limits.closed_form_seconds(facts)
     if exchange is None:
         found = [limits.link_seconds(facts, role) for role in ("worker", "server")]

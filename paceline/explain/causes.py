@@ -10,6 +10,9 @@ from paceline.explain.findings import CauseName, Late, Part
 WORTH_FRACTION = 0.15
 """A loss below this share of the step is not named."""
 
+NOTICED_FRACTION = 0.02
+"""Nobody is called late for less than this share of the step."""
+
 HEALTHY_FRACTION = 0.20
 """All losses together below this share of the step: nothing to mend."""
 
@@ -56,7 +59,7 @@ def find_late(facts: Facts) -> Late | None:
     """
     typical = facts.typical
     last = max(facts.workers, key=lambda worker: worker.late_seconds)
-    if last is typical or not typical.phases["wait"]:
+    if last is typical or typical.phases["wait"] < NOTICED_FRACTION * typical.step_seconds:
         return None
     # Chance delays make someone last in every step too; a late worker is slower on average.
     excess = {reason: last_s - own for reason, (last_s, own) in _compare(last, typical).items()}

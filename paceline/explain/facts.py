@@ -75,6 +75,13 @@ class Facts:
         return ordered[(len(ordered) - 1) // 2]
 
     @property
+    def pacemaker(self) -> WorkerFacts:
+        """Who sets the pace: the slowest worker where all wait for it, else the typical one."""
+        if not record.waits_for_all(self.architecture):
+            return self.typical
+        return max(self.workers, key=own_seconds)
+
+    @property
     def servers(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.role == "server")
 

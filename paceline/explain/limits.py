@@ -1,7 +1,7 @@
 """How long a step needs each resource; the longest binds, and no step is shorter than it."""
 
 from paceline import spec
-from paceline.explain.facts import Facts, own_seconds
+from paceline.explain.facts import Facts
 from paceline.explain.findings import Resource
 from paceline.protocol import placement
 from paceline.units import format_bandwidth, format_bytes
@@ -12,7 +12,7 @@ BUSY_FRACTION = 0.9
 
 def resources(facts: Facts) -> list[Resource]:
     """Every resource whose need per step is known, the longest first."""
-    slowest = max(facts.workers, key=own_seconds)
+    slowest = facts.pacemaker
     found = [
         Resource(
             name=f"compute of {slowest.name}",

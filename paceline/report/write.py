@@ -1,18 +1,18 @@
 """Write a report: the page, every chart as SVG and PNG, every number as CSV."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import vl_convert
 
 from paceline import explain
 from paceline.bench.table import Row, Table
 from paceline.record import PHASES, RunFolder
 from paceline.report import charts, page
 from paceline.report.charts import Chart
+from paceline.report.drawing import Drawing, draw_all
 from paceline.report.rows import from_runs
 
 FILE_WIDTH = 640
@@ -47,21 +47,26 @@ def write_runs(
 
 
 def write_pictures(
-    drawn: Iterable[Chart], datasets: dict[str, list[dict[str, Any]]], folder: Path
+    drawn: Sequence[Chart], datasets: dict[str, list[dict[str, Any]]], folder: Path
 ) -> None:
     """Each chart as SVG and PNG, on white, with its title."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**charts.theme(dark=False), "background": "white", "padding": 16}
-    for chart in drawn:
-        spec = chart.spec | {
-            "datasets": {chart.data: datasets[chart.data]} | chart.spec.get("datasets", {}),
-            "title": chart.title,
-            "width": FILE_WIDTH,
-            "config": config,
-        }
-        svg = vl_convert.vegalite_to_svg(spec)
-        (folder / f"{chart.name}.svg").write_text(svg, encoding="utf-8")
-        (folder / f"{chart.name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=2))
+    draw_all(
+        [
+            Drawing(
+                path=str(folder.absolute() / chart.name),
+                spec=chart.spec
+                | {
+                    "datasets": {chart.data: datasets[chart.data]} | chart.spec.get("datasets", {}),
+                    "title": chart.title,
+                    "width": FILE_WIDTH,
+                    "config": config,
+                },
+            )
+            for chart in drawn
+        ]
+    )
 
 
 def write_csv(table: Table, folder: Path) -> None:

@@ -89,6 +89,17 @@ def test_a_slow_worker_is_nobodys_loss_when_nobody_waits(tmp_path):
     assert run.summary().breakdown_seconds["wait"] == 0
 
 
+def test_the_limit_is_the_pace_of_whoever_is_waited_for(tmp_path):
+    slow = {"worker1": Times(forward=0.030)}
+    waited = explain(synchronous_run(tmp_path / "sync", slow=slow, jitter=0))
+    free = "server:mode=async"
+    unwaited = explain(
+        synchronous_run(tmp_path / "async", slow=slow, architecture=free, servers=1, jitter=0)
+    )
+    assert waited.limit_seconds == pytest.approx(0.049)
+    assert unwaited.limit_seconds == pytest.approx(0.029)
+
+
 def test_the_gain_of_removing_a_wait_is_what_a_run_without_it_gives(tmp_path):
     slow = explain(
         synchronous_run(tmp_path / "slow", slow={"worker1": Times(forward=0.030)}, jitter=0)

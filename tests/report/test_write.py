@@ -8,6 +8,7 @@ import pytest
 from paceline import report
 from paceline.bench.statistics import estimate
 from paceline.bench.table import Row
+from paceline.report import drawing
 from paceline.report.charts import breakdown_values
 from paceline.report.page import compose
 from paceline.report.rows import groups, labels
@@ -34,6 +35,14 @@ def test_every_chart_of_the_page_is_also_svg_and_png(runs, tmp_path):
     png = next((tmp_path / "out" / "charts").glob("*.png")).read_bytes()
     width, height = struct.unpack(">II", png[16:24])
     assert min(width, height) > 200
+
+
+def test_many_charts_are_drawn_by_helpers(tmp_path, monkeypatch):
+    mark = {"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {"x": {"field": "x"}}}
+    monkeypatch.setattr(drawing, "WORTH_PROCESSES", 2)
+    drawing.draw_all([drawing.Drawing(path=str(tmp_path / f"{n}"), spec=mark) for n in range(3)])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"{n}.{kind}" for n in range(3) for kind in ("svg", "png")}
 
 
 def test_the_page_asks_the_network_for_nothing(runs, tmp_path):
