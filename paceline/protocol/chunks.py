@@ -13,8 +13,6 @@ import msgspec
 ALIGNMENT_BYTES = 64
 """Every parameter starts on a cache line, so that vector instructions read whole lines."""
 
-MINIMUM_CHUNK_BYTES = 16 * 1024
-
 
 class ParameterSize(msgspec.Struct, frozen=True, kw_only=True):
     """All the protocol needs to know of a parameter; listed in the order of first use."""
@@ -76,10 +74,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return sum(chunk.size_bytes for chunk in self.chunks)
 
 
-def fit_chunk_bytes(preferred_bytes: int, total_bytes: int, servers: int) -> int:
-    """Return a chunk size small enough that each server has some thirty to balance with."""
+def fit_chunk_bytes(
+    preferred_bytes: int, total_bytes: int, servers: int, minimum_bytes: int = 64 << 10
+) -> int:
+    """Return a chunk size small enough that each server has some thirty to balance with.
+
+    Below the minimum the work per chunk costs more than imbalance does.
+    """
     fitting = total_bytes // (32 * max(servers, 1))
-    return max(MINIMUM_CHUNK_BYTES, min(preferred_bytes, fitting))
+    return max(minimum_bytes, min(preferred_bytes, fitting))
 
 
 def cut(parameters: Sequence[ParameterSize], chunk_bytes: int) -> Layout:

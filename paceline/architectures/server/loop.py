@@ -4,10 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 
+import torch
+
 from paceline.architectures.server.control import AnyMessage
 from paceline.architectures.server.exchange import WorkerSide
 from paceline.architectures.server.serving import ServerSide
 from paceline.wire import Post
+
+TURN_SECONDS = 0.0005
+"""How long a server works before it looks again at what has come."""
 
 IDLE_SECONDS = 0.2
 """How often a loop with nothing to do looks whether it should end."""
@@ -36,6 +41,10 @@ class MemberLoop:
 
     def run(self, until: Callable[[], bool]) -> None:
         """Serve until `until()` holds; in the calling thread."""
+        with torch.no_grad():
+            self._run(until)
+
+    def _run(self, until: Callable[[], bool]) -> None:
         post, worker, server = self.post, self.worker, self.server
         while not until():
             busy = server is not None and server.has_work
@@ -50,8 +59,7 @@ class MemberLoop:
                     worker.handle(parcel)
                     worker.drain()
             if server is not None:
-                if server.has_work:
-                    server.work()
+                server.work(arrived + TURN_SECONDS)
                 if not server.has_work:
                     server.flush()
 

@@ -102,9 +102,17 @@ def is_dense(values: Tensor) -> bool:
 
 def as_run(values: Tensor, like: Tensor) -> Tensor:
     """`values` as one run of memory in the order `like` has; copied only if theirs differs."""
-    if values.stride() != like.stride():
+    if not _same_order(values, like):
         values = torch.empty_like(like, memory_format=torch.preserve_format).copy_(values)
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
+
+
+def _same_order(values: Tensor, like: Tensor) -> bool:
+    """Equal strides, where a stride matters: along a dimension of one element it does not."""
+    if values.stride() == like.stride():
+        return True
+    steps = zip(values.shape, values.stride(), like.stride(), strict=True)
+    return all(size == 1 or ours == theirs for size, ours, theirs in steps)
 
 
 def as_buffer(values: Tensor) -> memoryview:

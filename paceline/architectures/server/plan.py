@@ -68,7 +68,8 @@ def make_plan(
     seats = protocol.seats(placement_of(options, identity), identity.workers, identity.servers)
     shared = shares_memory(options, identity)
     total_bytes = sum(size.size_bytes for size in sizes)
-    fitting = protocol.fit_chunk_bytes(preferred_bytes(shared, identity), total_bytes, len(seats))
+    preferred, least = suitable_bytes(shared, identity)
+    fitting = protocol.fit_chunk_bytes(preferred, total_bytes, len(seats), least)
     layout = protocol.cut(sizes, options.chunk_bytes or fitting)
     kind, settings = describe(optimizer) if options.update == "server" else ("", [])
     return Plan(
@@ -108,11 +109,13 @@ def shares_memory(options: spec.Server, identity: Identity) -> bool:
     return identity.on_one_host if options.transport == "auto" else options.transport == "shm"
 
 
-def preferred_bytes(shared: bool, identity: Identity) -> int:
-    """The size of a chunk that suits the way it goes."""
+def suitable_bytes(shared: bool, identity: Identity) -> tuple[int, int]:
+    """The size of a chunk that suits the way it goes, and the least that makes sense."""
     if shared:
-        return SHARED_CHUNK_BYTES
-    return LOOPBACK_CHUNK_BYTES if identity.on_one_host else TRAVELLING_CHUNK_BYTES
+        return SHARED_CHUNK_BYTES, SHARED_CHUNK_BYTES // 2
+    if identity.on_one_host:
+        return LOOPBACK_CHUNK_BYTES, LOOPBACK_CHUNK_BYTES // 8
+    return TRAVELLING_CHUNK_BYTES, TRAVELLING_CHUNK_BYTES // 4
 
 
 def fingerprint(named: Named, groups: Sequence[int]) -> str:

@@ -106,12 +106,15 @@ class ServerSide:
     def has_work(self) -> bool:
         return bool(self._tasks)
 
-    def work(self) -> None:
+    def work(self, until: float) -> None:
         """Do the most urgent of what was decided: the chunk that forward passes need first."""
-        _, _, arrived, actions = heapq.heappop(self._tasks)
-        for action in actions:
-            self._act(action, arrived)
-        self.flush(force=False)
+        while self._tasks:
+            _, _, arrived, actions = heapq.heappop(self._tasks)
+            for action in actions:
+                self._act(action, arrived)
+            self.flush(force=False)
+            if time.monotonic() > until:
+                break
 
     def handle(self, parcel: Parcel[AnyMessage], arrived: float) -> None:
         payloads = iter(parcel.payloads)

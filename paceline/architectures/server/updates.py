@@ -4,7 +4,7 @@ Only optimizers that treat every element by itself can run on a chunk; which the
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ class ChunkOptimizers:
 
     def __init__(self, kind: str, groups: Sequence[Settings]) -> None:
         self._class, self._fused = ELEMENTWISE[kind], kind in FUSED
+        # Without the wrappers for profilers and compilers, which cost more than a small chunk's
+        # arithmetic; callers run under no_grad.
+        self._step: Callable[[Optimizer], object] = inspect.unwrap(self._class.step)
         self._groups = [_arguments(group) for group in groups]
         self._chunks: dict[int, tuple[Optimizer, Tensor, int]] = {}
 
@@ -98,7 +101,7 @@ class ChunkOptimizers:
         if spared:
             self._step_sparing(optimizer, parameter, spared)
         else:
-            optimizer.step()
+            self._step(optimizer)
         parameter.grad = None
 
     def _step_sparing(
@@ -112,7 +115,7 @@ class ChunkOptimizers:
             for name, values in held.items()
             if is_elementwise_state(values, parameter.numel())
         }
-        optimizer.step()
+        self._step(optimizer)
         after = {"": parameter.detach(), **optimizer.state.get(parameter, {})}
         for name, values in before.items():
             for part in spared:
