@@ -62,17 +62,20 @@ def _rates(batch: Sequence[Sample], seconds: float) -> dict[str, float]:
 def throughput(run: RunFolder) -> Values:
     """Samples per second of all workers together, over equal stretches of the run."""
     ends = [
-        (step.end_seconds + (member.clock_offset_seconds or 0.0), step.samples)
+        (member.name, step.end_seconds + (member.clock_offset_seconds or 0.0), step.samples)
         for member in run.members()
         if member.role == "worker"
         for step in run.steps(member.name)
     ]
-    if len(ends) < 2:
+    moments = [end for _, end, _ in ends]
+    first, last = min(moments, default=0.0), max(moments, default=0.0)
+    if last <= first:
         return []
-    first, last = min(ends)[0], max(ends)[0]
-    stretch = max((last - first) / POINTS, run.experiment().measurement.sample_seconds)
+    step = (last - first) * len({name for name, _, _ in ends}) / len(ends)
+    # Several steps of every worker in each stretch, or the curve would show steps, not their rate.
+    stretch = max((last - first) / POINTS, 4 * step)
     counts: dict[int, int] = {}
-    for end, samples in ends:
+    for _, end, samples in ends:
         place = int((end - first) / stretch)
         counts[place] = counts.get(place, 0) + samples
     whole = range(int((last - first) / stretch))  # the last stretch is cut short
