@@ -21,6 +21,7 @@ from paceline.errors import DeadlineError, MemberError
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 5.0
 LAST_LINES = 12
+LAST_WORDS_SECONDS = 1.0
 
 
 class MemberCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +92,7 @@ class Process:
         self.command = command
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._output, self._partial, self._closed = output, b"", False
+        self._ended_at: float | None = None
         parent = os.getpid()
         self.popen = subprocess.Popen(
             command.argv,
@@ -108,7 +110,14 @@ class Process:
 
     @property
     def done(self) -> bool:
-        return self._closed and self.popen.poll() is not None
+        """It has ended, and what it printed has been passed on.
+
+        A process that it left behind may hold its output open; that is not waited for.
+        """
+        if self.popen.poll() is None:
+            return False
+        self._ended_at = self._ended_at or time.monotonic()
+        return self._closed or time.monotonic() > self._ended_at + LAST_WORDS_SECONDS
 
     def read(self) -> bool:
         """Pass on what was printed so far; False once the member has closed its output."""

@@ -1,9 +1,12 @@
 """mpirun names no coordinator: member 0 opens a port and tells the others."""
 
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +69,25 @@ def test_several_hosts_without_mpi4py_is_an_error_with_the_fix(
     spread = Identity(index=1, workers=2, launcher="mpirun")
     with pytest.raises(SpecError, match="PACELINE_COORDINATOR=HOST_OF_RANK_0:PORT"):
         meet(spread, {})
+
+
+TELL = """
+import os, msgspec
+from paceline.launch import identify, meet
+alone_here = msgspec.structs.replace(identify(os.environ), local_members=1)
+identity = meet(alone_here, os.environ)
+print(identity.coordinator, identity.key)
+"""
+
+
+def test_between_hosts_mpi_carries_the_news() -> None:
+    pytest.importorskip("mpi4py", reason="needs the extra paceline[mpi]")
+    program = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"
+    options = ["--allow-run-as-root", "--oversubscribe", "-n", "3"]
+    line = [program, *options, sys.executable, "-c", TELL]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split("\n")[:-1]
+    assert len(said) == 3
+    assert len(set(said)) == 1
+    assert len(said[0].split()[1]) == 64
