@@ -194,8 +194,10 @@ def clipped(session, max_norm, accumulate):
                     loss.backward()
             else:
                 loss.backward()
-        if max_norm:
+        if max_norm and step % 2:
             sessions.clip_grad_norm_(max_norm)
+        elif max_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         session.architecture.settle()
         with torch.no_grad():
@@ -220,9 +222,7 @@ def test_clipping_and_accumulation(text, max_norm, accumulate, plain_losses):
 @pytest.fixture(scope="module")
 def plain_losses():
     cases = [(0.05, 1), (0.05, 3), (0.0, 2)]
-    losses = {
-        case: run(clipped, *case, workers=1, architecture=spec.Single())[0] for case in cases
-    }
+    losses = {case: run(clipped, *case, workers=1, architecture=spec.Single())[0] for case in cases}
     assert losses[0.05, 1] != losses[0.0, 2], "the bound is so large that nothing is clipped"
     return losses
 
@@ -305,9 +305,17 @@ def with_two_backwards(session):
         model(torch.ones(4, 20)).sum().backward()
 
 
+def with_gradients_read(session):
+    model = nn.Linear(20, 3)
+    model, _ = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(4, 20)).sum().backward()
+    return model.weight.grad.abs().mean().item()
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
+        (with_gradients_read, "update=worker"),
         (with_lbfgs, "update=worker"),
         (with_sparse_gradients, "sparse=False"),
         (with_different_models, "differs from worker 0's"),

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.server import control, setup
+from paceline.architectures.server.held import HeldGradient
 from paceline.architectures.server.hooks import Backward, Forward
 from paceline.architectures.server.memory import as_run
 from paceline.architectures.server.optimizer import make_remote
@@ -39,9 +41,10 @@ class ServerArchitecture:
         """The first step is held until `optimizer.step()`: it shows whether this script clips
         gradients or changes settings between backward and step. If it does, all steps are."""
         self._touched = False
-        self._scale = 1.0
-        self._closed = False
-        """`clip` has seen the last gradient of this step."""
+        self._scales: dict[int, float] = {}
+        """What clipping multiplies each parameter's gradient by, in this step."""
+        self._norms: list[float] | None = None
+        """Of each parameter's averaged gradient in this step, once asked for."""
 
     def distribute(
         self, model: torch.nn.Module, optimizer: Optimizer
@@ -66,6 +69,10 @@ class ServerArchitecture:
 
     def _hook_for_server_updates(self) -> None:
         model, optimizer = self._model, self._optimizer
+        self._backward.stand_ins = [
+            HeldGradient(parameter, partial(self._norm, index), partial(self._scale_by, index))
+            for index, (_, parameter) in enumerate(self._named)
+        ]
         forward = Forward(
             model, self._named, self._layout, self._worker, self._backward, self._waited
         )
@@ -96,9 +103,10 @@ class ServerArchitecture:
         return self._accumulating()
 
     def clip(self, max_norm: float) -> None:
-        if self._options.update == "worker":
-            torch.nn.utils.clip_grad_norm_([p for _, p in self._named], max_norm)
-            return
+        torch.nn.utils.clip_grad_norm_([p for _, p in self._named], max_norm)
+
+    def _norm(self, index: int) -> float:
+        """A parameter's `grad` is asked for its norm: the step is complete, and held."""
         if not self._holds:
             problem = "the gradients of this step are already with the servers."
             if self._options.mode != "sync":
@@ -107,12 +115,15 @@ class ServerArchitecture:
                 fix = "clip in the first step too (with a large bound): it tells us to wait for it."
             raise SpecError("clip_grad_norm_", problem, fix)
         self._touched = True
-        self._backward.finish()
-        self._closed = True
-        began = time.monotonic()
-        norm = math.sqrt(self._worker.squared_norm())
-        self._context.clock.charge("exchange_exposed", time.monotonic() - began)
-        self._scale = min(1.0, max_norm / (norm + 1e-6))
+        if self._norms is None:
+            self._backward.finish()
+            began = time.monotonic()
+            self._norms = [math.sqrt(squared) for squared in self._worker.squared_norms()]
+            self._waited(time.monotonic() - began)
+        return self._norms[index]
+
+    def _scale_by(self, index: int, factor: float) -> None:
+        self._scales[index] = self._scales.get(index, 1.0) * factor
 
     def settle(self) -> None:
         if self._member is not None:
@@ -151,19 +162,29 @@ class ServerArchitecture:
 
     def _step(self) -> None:
         """`optimizer.step()` with `update = "server"`: all gradients are made."""
-        if not self._closed:
+        if self._norms is None:
             self._backward.finish()
+        self._backward.clear()
         if self._holds:
             if self._send_settings():
                 self._touched = True
-            self._worker.commit(self._steps, self._scale)
+            self._worker.commit(self._steps, self._common_scale())
             if self._steps == 0 and not self._touched:
                 self._holds = self._backward.hold = False
         elif settings_of(self._optimizer) != self._sent_settings:
             problem = "a setting of the optimizer changed between backward and step."
             fix = "change it before backward, or after optimizer.step() as schedulers do."
             raise SpecError("optimizer", problem, fix)
-        self._scale, self._closed, self._steps = 1.0, False, self._steps + 1
+        self._norms, self._steps = None, self._steps + 1
+        self._scales.clear()
+
+    def _common_scale(self) -> float:
+        factors = set(self._scales.values()) or {1.0}
+        if len(factors) > 1:
+            problem = "parameters were clipped apart, by different factors."
+            fix = "clip all together, or write server:update=worker."
+            raise SpecError("clip_grad_norm_", problem, fix)
+        return factors.pop()
 
     def _end_of_backward(self) -> None:
         """With `update = "worker"`: put the averaged gradients where the optimizer looks."""

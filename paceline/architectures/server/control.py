@@ -46,10 +46,10 @@ class State(Message, frozen=True, array_like=True, tag=True):
 
 
 class Measured(Message, frozen=True, array_like=True, tag=True):
-    """The averaged gradient of a held chunk has this squared norm."""
+    """The averaged gradient of a held chunk: the squared norm of each parameter's part."""
 
     chunk: int
-    squared_norm: float
+    squared_norms: list[float]
 
 
 class Inquire(Message, frozen=True, array_like=True, tag=True):

@@ -68,7 +68,7 @@ class WorkerSide:
         self._pending: set[int] = set()
         self._awaited: set[int] = set()
         """The pending chunks that the training thread waits for; it is woken when none is left."""
-        self._squared_norms: dict[int, float] = {}
+        self._squared_norms: dict[int, list[float]] = {}
         self._states: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
         self._missing: dict[int, list[int]] = {}
 
@@ -137,14 +137,18 @@ class WorkerSide:
     def wait_all(self) -> float:
         return self.wait(range(len(self._plan.owners)))
 
-    def squared_norm(self) -> float:
-        """Of the whole averaged gradient of a held step, when every chunk is summed."""
+    def squared_norms(self) -> list[float]:
+        """Of each parameter's averaged gradient in a held step, when every chunk is summed."""
         everything = set(range(len(self._plan.owners)))
         self._await(
             lambda: self._squared_norms.keys() >= everything, "the gradient's norm", everything
         )
-        total, self._squared_norms = sum(self._squared_norms.values()), {}
-        return total
+        parts, self._squared_norms = self._squared_norms, {}
+        totals = [0.0] * len(self._plan.layout.parameters)
+        for chunk, norms in sorted(parts.items()):
+            for index, norm in zip(self._plan.layout.chunks[chunk].parameters, norms, strict=True):
+                totals[index] += norm
+        return totals
 
     def fetch_states(self) -> dict[int, tuple[dict[str, Tensor], dict[str, float]]]:
         """The optimizer's state of every chunk."""
@@ -280,7 +284,7 @@ class WorkerSide:
         with self._changed:
             match message:
                 case control.Measured():
-                    self._squared_norms[message.chunk] = message.squared_norm
+                    self._squared_norms[message.chunk] = message.squared_norms
                 case control.Missing():
                     self._missing[message.chunk] = message.workers
                 case control.State():

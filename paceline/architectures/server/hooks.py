@@ -30,6 +30,8 @@ class Backward:
         self.before_first: Callable[[], None] = lambda: None
         """Called when the first gradient of a step is made."""
         self._named, self._layout, self._worker = named, layout, worker
+        self.stand_ins: Sequence[Tensor | None] = [None] * len(named)
+        """What each parameter's `grad` becomes when its gradient has left."""
         self._chunks_of: list[list[int]] = [[] for _ in named]
         for chunk in layout.chunks:
             for index in chunk.parameters:
@@ -44,13 +46,19 @@ class Backward:
     def finish(self) -> None:
         """Submit what is left of a step: what no_sync gathered, and chunks without a gradient."""
         for index, (_, parameter) in enumerate(self._named):
-            if parameter.grad is not None and index not in self._made:
+            left = parameter.grad is not None and parameter.grad is not self.stand_ins[index]
+            if left and index not in self._made:
                 self._take(index, parameter)
         rest = [chunk for chunk, parts in enumerate(self._open) if parts > 0]
         if rest and not self._made:
             self.before_first()
         self._submit(rest)
         self._begin()
+
+    def clear(self) -> None:
+        """The step is over: no gradient is left to be seen."""
+        for _, parameter in self._named:
+            parameter.grad = None
 
     def has_submitted(self, chunks: frozenset[int]) -> bool:
         """Some of these chunks are already on their way in this step."""
@@ -84,7 +92,7 @@ class Backward:
         assert gradient is not None
         if gradient.is_sparse:
             raise ExchangeError(f"{self._named[index][0]} has a sparse gradient; chunks are dense.")
-        parameter.grad = None
+        parameter.grad = self.stand_ins[index]
         self._made.add(index)
         self._runs[index] = as_run(gradient, parameter)
         complete = []

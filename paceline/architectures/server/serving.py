@@ -247,14 +247,17 @@ class ServerSide:
         return mean(parts, into)
 
     def _measure(self, measure: Measure) -> None:
-        """Sum a held chunk, keep the sum, and tell every worker its norm."""
+        """Sum a held chunk, keep the sum, and tell every worker its norms."""
         like = self._served.chunk(measure.chunk)
         gradient = torch.zeros_like(like)
         if measure.parts:
             gradient = self._held[measure.chunk] = self._mean(measure, gradient)
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
+        parameters = self._plan.layout.chunks[measure.chunk].parameters
+        parts = [gradient[self._range(measure.chunk, index)] for index in parameters]
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64).item() for part in parts]
+        measured = control.Measured(measure.chunk, [norm * norm for norm in norms])
         for worker in self.machine.members.workers:
-            self._gather(f"worker{worker}", control.Measured(measure.chunk, norm * norm))
+            self._gather(f"worker{worker}", measured)
 
     def _answer(self, answer: Answer) -> None:
         peer = f"worker{answer.worker}"
