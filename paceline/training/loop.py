@@ -50,7 +50,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     num_steps = workload.num_steps(cluster.workers, len(dataset))
     batches = _source(workload, dataset, shares, session).steps(start, num_steps)
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
-    for step, (inputs, targets) in enumerate(_timed(batches, session), start):
+    for step, (inputs, targets) in enumerate(_timed(batches, session, worker.device), start):
         session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
@@ -121,7 +121,7 @@ class _Worker:
     ) -> None:
         self._workload, self._session = experiment.workload, session
         self._model, self._optimizer, self._num_steps = model, optimizer, num_steps
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._knows_loss = knows_loss
         model.train()
@@ -137,8 +137,7 @@ class _Worker:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        inputs, targets = inputs.to(self._device), targets.to(self._device)
-        total = torch.zeros((), device=self._device)
+        total = torch.zeros((), device=self.device)
         pieces = workload.accumulate
         parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
         for number, (part, labels) in enumerate(parts, 1):
@@ -169,7 +168,7 @@ class _Worker:
         results["num_samples"] = float(num_samples)
         if workload.evaluate:
             test = open_data(workload, train=False)
-            results.update(accuracy(model, test, self._device))
+            results.update(accuracy(model, test, self.device))
             test.close()
 
     @property
@@ -180,7 +179,7 @@ class _Worker:
     def _precision(self) -> AbstractContextManager[object]:
         if self._workload.precision == "float32":
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def _source(
@@ -203,15 +202,18 @@ def _source(
     return ScatterLoader(own, describe(own), batches, slices)
 
 
-def _timed(batches: Iterator[data.Batch], session: Session) -> Iterator[data.Batch]:
-    """The same batches, with the wait for each counted as input."""
+def _timed(
+    batches: Iterator[data.Batch], session: Session, device: torch.device
+) -> Iterator[data.Batch]:
+    """The same batches on the device, with the wait for each and its way there counted as input."""
     while True:
         session.clock.enter("input")
         batch = next(batches, None)
-        session.clock.enter("other")
         if batch is None:
             return
-        yield batch
+        inputs, targets = (part.to(device) for part in batch)
+        session.clock.enter("other")
+        yield inputs, targets
 
 
 def _resume(workload: spec.Workload, model: nn.Module, optimizer: Optimizer) -> int:
