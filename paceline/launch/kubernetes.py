@@ -70,6 +70,9 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
     if "JOB_COMPLETION_INDEX" not in environ or "PACELINE_WORKERS" not in environ:
         return None
     members = integer(environ, "PACELINE_WORKERS") + integer(environ, "PACELINE_SERVERS", 0)
+    if members > 1 and not environ.get("PACELINE_COORDINATOR"):
+        fix = "start pods from the manifests that `paceline kubernetes` prints."
+        raise SpecError("kubernetes", "PACELINE_COORDINATOR is not set.", fix)
     return from_launcher(
         environ,
         "kubernetes",

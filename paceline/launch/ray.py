@@ -158,9 +158,7 @@ class Placed:
         last: list[list[str]] = [[] for _ in commands]
         while running:
             time.sleep(POLL_SECONDS)
-            answers = ray.get(
-                [self._actors[index].poll.remote() for index in running], timeout=PLACE_SECONDS
-            )
+            answers = [self._poll(index, running[index].name) for index in running]
             failed: list[MemberError] = []
             for index, (lines, status) in zip(list(running), answers, strict=True):
                 for line in lines:
@@ -174,6 +172,16 @@ class Placed:
             tick()
             if failed:
                 raise min(failed, key=lambda e: blame(e.member_status, e.last_lines))
+
+    def _poll(self, index: int, name: str) -> tuple[list[str], int | None]:
+        import ray
+
+        try:
+            lines, status = ray.get(self._actors[index].poll.remote(), timeout=PLACE_SECONDS)
+        except ray.exceptions.RayError as error:
+            what = f"its Ray node or actor was lost: {type(error).__name__}"
+            raise MemberError(name, 1, [what]) from None
+        return lines, status
 
     def _fetch(self, index: int, name: str, folder: Path) -> None:
         """Bring an ended member's record here, unless it was written here."""

@@ -72,7 +72,10 @@ def _tell_on_host(
         return _hear(name, identity, deadline, deadline_seconds)
     waiting = set(range(1, identity.members))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(name)
+        try:
+            door.bind(name)
+        except OSError as error:
+            raise ExchangeError(f"another process stands in worker0's place: {error}") from None
         door.listen(identity.members)
         while waiting:
             door.settimeout(max(0.001, deadline - time.monotonic()))

@@ -135,6 +135,12 @@ def test_kubernetes_pods_know_their_roles() -> None:
     assert identity.coordinator == KUBERNETES["PACELINE_COORDINATOR"]
 
 
+def test_pods_without_a_coordinator_are_refused() -> None:
+    unnamed = {name: KUBERNETES[name] for name in KUBERNETES if "COORDINATOR" not in name}
+    with pytest.raises(SpecError, match="PACELINE_COORDINATOR is not set"):
+        identify(unnamed)
+
+
 def test_our_own_variables_come_first_and_alone_is_one_worker() -> None:
     mine = Identity(index=3, workers=2, servers=2, launcher="local", key="secret")
     assert identify({**TORCHRUN, **SRUN, **to_environment(mine)}) == mine

@@ -76,6 +76,23 @@ def test_one_failure_ends_all(ray_cluster: str, tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{pids[0]}")
 
 
+def test_a_lost_actor_is_a_lost_member(ray_cluster: str, tmp_path: Path) -> None:
+    import ray
+
+    (tmp_path / "members").mkdir()
+    with launcher.placed(2) as placed:
+        identities = placed.identities(workers=2, run=tmp_path)
+        commands = [command(identity, "import time; time.sleep(300)") for identity in identities]
+        lose = iter([placed._actors[1]])
+        with pytest.raises(MemberError, match=r"worker1(.|\n)*was lost: ActorDiedError"):
+            placed.supervise(
+                commands,
+                tmp_path,
+                output=lambda name, line: None,
+                tick=lambda: [ray.kill(actor) for actor in lose],
+            )
+
+
 def test_no_cluster_is_said_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="needs the extra paceline[ray]")
     with socket.socket() as closed:

@@ -85,7 +85,7 @@ def gather(
         versions={"python": platform.python_version(), **versions()},
         cores=cores,
         host_cores=os.cpu_count() or cores,
-        threads=int(environ.get("OMP_NUM_THREADS") or cores),
+        threads=_threads(environ, cores),
         local_members=identity.local_members,
         shared_memory_bytes=size,
         shared_memory_free_bytes=free,
@@ -107,6 +107,12 @@ def _why(identity: Identity, environ: Mapping[str, str], network: interfaces.Net
     if choice is not None and choice.address == identity.address:
         return choice.why
     return "the launcher said so"
+
+
+def _threads(environ: Mapping[str, str], cores: int) -> int:
+    """OpenMP's number, which may be a list, one per level of nesting; without it, all cores."""
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdigit() else cores
 
 
 def _shared_memory(path: Path) -> tuple[int | None, int | None]:
