@@ -152,7 +152,7 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
     names = labels(rows)
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", overflow="fold", min_width=min(24, max(map(len, names.values()))))
+    grid.add_column("", overflow="fold", min_width=min(18, max(map(len, names.values()))))
     for name, text in filled.items():  # figures are never cut, headings may fold
         longest = max(len(text(row)) for row in rows)
         grid.add_column(name, justify="right", min_width=longest)

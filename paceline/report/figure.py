@@ -74,18 +74,23 @@ def _add_grid(page: Page, section: Section, paper: spec.Paper, rows: Sequence[Ro
     for panel in panels:
         own = [r for r in rows if panel is None or getattr(r, paper.panels) == panel]
         name = slug("figure" if panel is None else f"figure {panel}")
-        page.datasets[f"figure/{name}"] = _points(paper, own)
+        points = _points(paper, own)
+        page.datasets[f"figure/{name}"] = points
         where = "" if panel is None else f", {FACTORS.get(paper.panels, paper.panels)} {panel}"
         for measure in paper.y:
-            if any(measure in point for point in page.datasets[f"figure/{name}"]):
-                section.charts.append(_drawn(paper, measure, name, where))
+            if any(measure in point for point in points):
+                section.charts.append(_drawn(paper, measure, name, where, points))
 
 
 def _points(paper: spec.Paper, rows: Sequence[Row]) -> Values:
+    names = _line_names(paper, rows)
+    taken = {(names[r.cell], getattr(r, paper.x)) for r in rows if r.architecture != "single"}
     points: Values = []
     for row in rows:
         x = getattr(row, paper.x)
-        point = {"x": "bare" if x is None else x, "series": _line_name(paper, row)}
+        if row.architecture == "single" and (names[row.cell], x) in taken:
+            continue  # the line has its own run at this place
+        point = {"x": "bare" if x is None else x, "series": names[row.cell]}
         for measure in paper.y:
             value = getattr(row, measure)
             if measure == "samples_per_second" and value is not None:
@@ -97,18 +102,28 @@ def _points(paper: spec.Paper, rows: Sequence[Row]) -> Values:
     return points
 
 
-def _line_name(paper: spec.Paper, row: Row) -> str:
-    value = getattr(row, paper.lines)
-    if paper.lines in FACTORS:
-        return f"{value} {FACTORS[paper.lines]}" if value else "single"
-    return str(value)
+def _line_names(paper: spec.Paper, rows: Sequence[Row]) -> dict[str, str]:
+    """Cell -> its line; architectures are told apart where several share a value."""
+    several = len({row.architecture for row in rows if row.architecture != "single"}) > 1
+    names = {}
+    for row in rows:
+        value = getattr(row, paper.lines)
+        name = f"{value} {FACTORS[paper.lines]}" if paper.lines in FACTORS else str(value)
+        if paper.lines != "architecture" and several and row.architecture != "single":
+            name += f", {row.architecture}"
+        names[row.cell] = "single" if paper.lines == "servers" and not value else name
+    return names
 
 
-def _drawn(paper: spec.Paper, measure: str, name: str, where: str) -> Chart:
+def _drawn(paper: spec.Paper, measure: str, name: str, where: str, points: Values) -> Chart:
     data = f"figure/{name}"
     counts = paper.x in FACTORS
     x_title = FACTORS.get(paper.x, paper.x)
-    x = alt.X("x:Q", title=x_title) if counts else alt.X("x:N", title=None, sort=None)
+    places = sorted({point["x"] for point in points})
+    x = alt.X("x:N", title=None, sort=None)
+    if counts:
+        axis, scale = alt.Axis(values=places, format="d"), alt.Scale(nice=False, padding=12)
+        x = alt.X("x:Q", title=x_title, axis=axis, scale=scale)
     y = alt.Y(f"{measure}:Q", title=MEASURES[measure], scale=alt.Scale(zero=True))
     tips = [
         "series:N",
