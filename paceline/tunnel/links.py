@@ -16,7 +16,7 @@ SEGMENT_BYTES = MTU_BYTES - 20 - 32
 PAYLOAD_FRACTION = SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
 """Share of a link's rate left for TCP's payload: 0.956."""
 
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 19
 """Receive buffer of a connection on a link without latency; with latency, twice what is in flight
 on top."""
 
