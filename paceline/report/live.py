@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from paceline.errors import SpecError
 from paceline.report.charts import PHASE_COLOURS
 from paceline.report.page import TEMPLATES
 from paceline.report.tail import RunTail, attach
@@ -35,7 +36,12 @@ def serve(
     tail, token = attach(path), secrets.token_urlsafe(16)
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", port))
+    try:
+        listening.bind(("127.0.0.1", port))
+    except OSError as error:
+        listening.close()
+        problem = f"{port} cannot be listened on: {error.strerror}."
+        raise SpecError("--port", problem, "leave it out for a free one.") from None
     listening.listen(128)  # so that the address works from the moment it is printed
     stopping = threading.Event()
     config = uvicorn.Config(

@@ -2,7 +2,10 @@
 
 import pytest
 
-from paceline.explain import explain
+from paceline import spec
+from paceline.errors import RecordError
+from paceline.explain import conclude, explain
+from paceline.record import RunFolder
 from tests.synthetic import MB, Times, synchronous_run
 
 HEALTHY = {}
@@ -133,3 +136,29 @@ def test_two_runs_of_equal_speed_lose_nothing(tmp_path):
     assert found.healthy
     assert found.baseline == "single"
     assert "of ideal" in found.verdict
+
+
+def test_a_run_without_step_files_is_explained_from_its_summary(tmp_path):
+    """What a prediction or a peer leaves: figures, but no steps."""
+    run = synchronous_run(tmp_path / "run", exchange_seconds=0.05)
+    for file in (run.path / "members").glob("*.steps.jsonl"):
+        file.unlink()
+    found = explain(run)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(found.step_seconds)
+    assert found.step_seconds == pytest.approx(run.summary().step_seconds.median, rel=0.05)
+    assert not found.healthy
+
+
+def test_a_run_that_never_finished_a_step_cannot_be_explained(tmp_path):
+    run = RunFolder.create(tmp_path / "run", spec.Experiment())
+    with pytest.raises(RecordError, match="no finished step"):
+        explain(run)
+    assert not isinstance(conclude(run).verdict, str)
+
+
+def test_the_conclusion_is_kept_in_the_summary(tmp_path):
+    run = synchronous_run(tmp_path / "run", link="1gbit", exchange_bytes=MB)
+    conclude(run)
+    summary = run.summary()
+    assert summary.verdict == explain(run).verdict
+    assert summary.limit_seconds == pytest.approx(0.029, rel=0.05)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from paceline import spec
+from paceline.errors import SpecError
 from paceline.record import Event, Member, RunFolder, Step
 from paceline.report import live
 from paceline.report.tail import HISTORY, SILENT_SECONDS, History, RunTail
@@ -104,6 +106,14 @@ def test_nobody_sees_a_run_without_the_token(folder):
             assert b"Paceline" in answer.read()
     finally:
         stop()
+
+
+def test_a_taken_port_is_bad_input(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SpecError, match="leave it out for a free one"):
+            live.serve(folder.path, taken.getsockname()[1])
 
 
 def test_events_carry_the_state_of_the_run(tmp_path):
