@@ -106,13 +106,15 @@ class Int8(Lossy):
         quantized = blocks.div(scales).round_().to(torch.int8)
         sent = quantized.float().mul_(scales).view(-1)[: wanted.numel()]
         self._leave_out(chunk, wanted, sent)
-        return memoryview(bytes(_bytes(scales.view(-1))) + bytes(_bytes(quantized.view(-1))))
+        numbers = quantized.view(-1)[: wanted.numel()]
+        return memoryview(_raw(scales.view(-1)) + _raw(numbers))
 
     def _decode(self, payload: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
         blocks = -(-elements // self.BLOCK)
         scales = torch.frombuffer(bytearray(payload[: 4 * blocks]), dtype=torch.float32)
         numbers = torch.frombuffer(bytearray(payload[4 * blocks :]), dtype=torch.int8)
-        values = numbers.view(-1, self.BLOCK).float().mul_(scales.unsqueeze(1))
+        padded = torch.nn.functional.pad(numbers, (0, -elements % self.BLOCK))
+        values = padded.view(-1, self.BLOCK).float().mul_(scales.unsqueeze(1))
         return values.view(-1)[:elements].to(dtype)
 
 

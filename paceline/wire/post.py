@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils import garbage
 
 from paceline.errors import ExchangeError
 from paceline.wire.keys import JobKey
@@ -42,7 +43,11 @@ class Parcel(Generic[T]):
 class Post(Generic[T]):
     """One member's sockets. `kind` is the type of messages it takes, e.g. `Push | Answer`."""
 
+    _open = 0
+    """How many there are in this process."""
+
     def __init__(self, name: str, kind: Any, key: JobKey, *, encrypt: bool = False) -> None:
+        Post._open += 1
         self.name = name
         self.refused = 0
         """Parcels from strangers, thrown away."""
@@ -146,6 +151,9 @@ class Post(Generic[T]):
                 socket.close(linger=LINGER_MILLISECONDS)
         self._context.term()
         os.close(self._wake_descriptor)
+        Post._open -= 1
+        if Post._open == 0:
+            garbage.gc.stop()  # pyzmq's thread that frees what was sent without a copy
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
@@ -163,7 +171,7 @@ class Post(Generic[T]):
         for frames in _burst(self._router):
             sender = frames[0].bytes
             if sender in self._known:
-                parcels.append(self._open(sender.decode(), frames[1:], for_server=True))
+                parcels.append(self._unpack(sender.decode(), frames[1:], for_server=True))
             elif len(frames) == 2 and self._accepts(sender, frames[1].bytes):
                 self._known.add(sender)
             else:
@@ -178,9 +186,9 @@ class Post(Generic[T]):
 
     def _from_dealer(self, socket: "zmq.Socket[bytes]") -> list[Parcel[T]]:
         peer = next(name for name, dealer in self._dealers.items() if dealer is socket)
-        return [self._open(peer, frames, for_server=False) for frames in _burst(socket)]
+        return [self._unpack(peer, frames, for_server=False) for frames in _burst(socket)]
 
-    def _open(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Parcel[T]:
+    def _unpack(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Parcel[T]:
         self.bytes_received += sum(len(frame) for frame in frames)
         try:
             messages = self._decoder.decode(frames[0].buffer)

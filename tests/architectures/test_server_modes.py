@@ -1,0 +1,125 @@
+"""Asynchronous, bounded and quorum servers learn real digits, and count what they did."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline import data, models, spec
+from paceline.errors import MemberError, SpecError
+from paceline.testing import run_members
+from tests.curves import loss_curve, whole
+
+WORKERS, BATCH, EPOCHS = 4, 64, 4
+
+
+def learn_digits(session, folder, slow_worker):
+    """Train MNIST-DNN on this worker's quarter; accuracy on the test set, and the counters."""
+    train = data.open("mnist", data_dir=Path(folder))
+    model = models.build("mnist-dnn")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+    model, optimizer = session.distribute(model, optimizer)
+    own = np.arange(session.rank, len(train), session.workers)
+    generator = np.random.default_rng(session.rank)
+    steps = EPOCHS * len(own) // BATCH
+    for step in range(steps // 2 if session.rank == slow_worker else steps):
+        indices = generator.choice(own, BATCH, replace=False)
+        inputs, targets = train.batch(indices)
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step == 3 * steps // 4:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.2
+    session.architecture.settle()
+    test = data.open("mnist", data_dir=Path(folder), train=False)
+    inputs, targets = test.batch(np.arange(len(test)))
+    with torch.no_grad():
+        accuracy = (model(inputs).argmax(dim=1) == targets).float().mean().item()
+    return accuracy, session.architecture.counters()
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("mode=async,placement=colocated", 0),
+        ("mode=bounded,staleness=2", 1),
+        ("mode=quorum,quorum=3,placement=colocated", 0),
+        ("mode=async,transport=tcp", 1),
+    ],
+)
+def test_learns_digits_with_four_workers(shared_data, text, servers):
+    results = run_members(
+        learn_digits,
+        str(shared_data / "mnist"),
+        2,
+        workers=WORKERS,
+        servers=servers,
+        architecture=spec.parse_architecture(f"server:{text}"),
+        timeout_seconds=110,
+    )
+    accuracies = [accuracy for accuracy, _ in results]
+    assert accuracies[0] >= 0.96
+    if not servers:
+        counters = results[0][1]
+        staleness = counters["staleness"]["worker0"]
+        assert sum(staleness.values()) > 0
+        if "quorum" in text:
+            told = sum(c["late_chunks"] for _, c in results)
+            counted = sum(sum(c["late_gradients"].values()) for _, c in results)
+            assert told == counted > 0
+        else:
+            assert max(staleness) > 0, "nobody was ever behind: not asynchronous"
+
+
+def record_counters(session):
+    losses = loss_curve(session)
+    return losses, session.architecture.counters()
+
+
+def test_bounded_staleness_is_bounded_and_measured():
+    architecture = spec.parse_architecture("server:mode=bounded,staleness=2,placement=colocated")
+    results = run_members(record_counters, workers=2, architecture=architecture)
+    measured = [s for _, c in results for worker in c["staleness"].values() for s in worker]
+    assert max(measured) <= 2
+    losses = whole([losses for losses, _ in results])
+    assert losses[-5:].mean() < losses[:5].mean()
+
+
+def test_shares_are_recorded_beside_what_was_summed():
+    architecture = spec.parse_architecture("server:placement=colocated,chunk=1KiB")
+    results = run_members(record_counters, workers=2, architecture=architecture)
+    counters = [c for _, c in results]
+    assert sum(c["served_fraction"] for c in counters) == pytest.approx(1)
+    for c in counters:
+        assert c["summed_bytes"] == 2 * 50 * c["served_bytes"]
+        assert c["busy_seconds"] > 0
+        assert c["queueing_seconds"] > 0
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16", "int8", "topk"])
+def test_compressed_gradients_train(compression):
+    text = f"server:transport=tcp,placement=colocated,chunk=1KiB,compression={compression}"
+    text += ",topk_fraction=0.2"
+    results = run_members(record_counters, workers=2, architecture=spec.parse_architecture(text))
+    losses = whole([losses for losses, _ in results])
+    assert losses[-5:].mean() < 0.5 * losses[:5].mean()
+    for _, counters in results:
+        assert 0 < counters["compression_encoded_bytes"] < counters["compression_raw_bytes"]
+        assert counters["compression_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("mode=async,update=worker,placement=colocated", "drift apart"),
+        ("mode=quorum,quorum=5,placement=colocated", "quorum = 5 of 2"),
+        ("compression=int8,placement=colocated", "transport=tcp"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(text, told):
+    with pytest.raises((MemberError, SpecError), match=told):
+        run_members(loss_curve, workers=2, architecture=spec.parse_architecture(f"server:{text}"))
