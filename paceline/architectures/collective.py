@@ -85,11 +85,11 @@ class TorchCollective:
 
 def connect(context: Context, backend: str) -> Collective:
     """Join the group of all workers over `backend` ("auto", "gloo", "nccl" or "mpi")."""
-    if backend == "mpi":
+    chosen = group.backend_for(context, backend)
+    if chosen == "mpi":
         from paceline.architectures.mpi import MpiCollective  # an extra: loaded when asked for
 
         return MpiCollective(context)
-    chosen = group.default_backend(context.device.type) if backend == "auto" else backend
     return TorchCollective(context, chosen)
 
 

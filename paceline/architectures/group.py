@@ -4,6 +4,7 @@ import ctypes
 import os
 import socket
 from datetime import timedelta
+from importlib.util import find_spec
 
 import psutil
 import torch.distributed as dist
@@ -61,5 +62,14 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def default_backend(device_type: str) -> str:
-    return "nccl" if device_type == "cuda" else "gloo"
+def backend_for(context: Context, asked: str) -> str:
+    """What `auto` means here: NCCL between GPUs, MPI where its own mpirun started us, else gloo."""
+    if asked != "auto":
+        return asked
+    if context.device.type == "cuda":
+        return "nccl"
+    identity = context.identity
+    started_by_mpi = "OMPI_COMM_WORLD_SIZE" in os.environ and identity.launcher == "mpirun"
+    if started_by_mpi and identity.servers == 0 and find_spec("mpi4py") is not None:
+        return "mpi"
+    return "gloo"

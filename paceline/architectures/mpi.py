@@ -47,6 +47,8 @@ class MpiCollective:
         self._mpi = _import_mpi()
         self._communicator = self._mpi.COMM_WORLD.Dup()
         self._check_members(context)
+        version = self._mpi.Get_library_version().partition(",")[0].strip()
+        context.note(f"gradients or weights travel over MPI ({version})")
         self._communicator.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._context = context
         self._survives = os.environ.get(ULFM) == "1"

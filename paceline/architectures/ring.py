@@ -14,7 +14,7 @@ from paceline.architectures.base import Architecture, Context
 
 def build(options: spec.Ring, context: Context) -> Architecture:
     """Torch's reducer over gloo or NCCL, or ours over MPI."""
-    if options.backend == "mpi":
+    if group.backend_for(context, options.backend) == "mpi":
         from paceline.architectures.mpi import MpiRingArchitecture  # an extra
 
         return MpiRingArchitecture(options, context)
@@ -27,10 +27,7 @@ class RingArchitecture:
     def __init__(self, options: spec.Ring, context: Context) -> None:
         self._options, self._context = options, context
         self._model: RingModule | None = None
-        backend = options.backend
-        group.join(
-            context, group.default_backend(context.device.type) if backend == "auto" else backend
-        )
+        group.join(context, group.backend_for(context, options.backend))
 
     def distribute(
         self, model: torch.nn.Module, optimizer: Optimizer

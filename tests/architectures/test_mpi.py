@@ -147,9 +147,10 @@ def test_mpirun_paceline_train_prints_one_answer_that_agrees_with_single(tmp_pat
         timeout=DEADLINE_SECONDS,
         check=True,
     )
-    average = train("--architecture", "average:every=1,backend=mpi")
+    average = train("--architecture", "average:every=1")
     answer = json.loads(run_mpirun(tmp_path, 4, (), average, environment))
     assert answer["workers"] == 4
+    assert any("MPI" in note for note in answer["notes"])
     assert answer["loss"]["last"] == pytest.approx(json.loads(alone.stdout)["loss"]["last"], 1e-4)
 
 
