@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from paceline.errors import MissingError
 from paceline.launch import Identity, doctor, hosts, identify, meet
+from paceline.launch.containers import ENGINES
 from paceline.launch.doctor import Examination, Facts
 from paceline.tunnel.namespaces import missing_rights
 
@@ -32,7 +33,8 @@ def examine(
 
 
 def _facts(identity: Identity) -> Facts:
-    return doctor.gather(identity, os.environ, missing_rights=missing_rights())
+    rights = missing_rights()
+    return doctor.gather(identity, os.environ, missing_rights=rights, engines=tuple(ENGINES))
 
 
 def _examine_here(workers: int, deadline_seconds: float) -> Examination:

@@ -25,6 +25,7 @@ PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "CUDA_", "P
 """How the variables begin that mean the same inside."""
 
 REMOVE_SECONDS = 20.0
+ASK_SECONDS = 10.0
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +67,28 @@ def check_container(text: str) -> None:
         _require_engine(parse_container(text))
 
 
+def why_unusable(engine: str) -> str:
+    """Empty when containers can be started with `engine` here, else what is in the way."""
+    if shutil.which(engine) is None:
+        return f"{engine} is not installed here."
+    if engine == "docker":  # a client, which is nothing without its daemon
+        ask = ["docker", "version", "--format={{.Server.Version}}"]
+        try:
+            done = subprocess.run(
+                ask, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"docker's daemon does not answer within {ASK_SECONDS:g} s."
+        if done.returncode != 0:
+            return f"docker's daemon does not answer: {done.stderr.strip()}"
+    return ""
+
+
 def _require_engine(container: Container) -> None:
-    if shutil.which(container.engine) is None:
-        fix = f"install {container.engine}, or leave --container out."
-        raise MissingError(f"{container.engine} is not installed here.", fix)
+    problem = why_unusable(container.engine)
+    if problem:
+        fix = f"install and start {container.engine}, or leave --container out."
+        raise MissingError(problem, fix)
     if container.rootfs == "/" and os.geteuid() != 0:
         problem = "rootfs=/ mounts this machine's files a second time, which only root may do."
         raise MissingError(problem, "run as root, or name an image.")

@@ -81,6 +81,17 @@ def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     check_container("")
 
 
+def test_docker_without_its_daemon_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "docker"
+    client.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(MissingError, match="does not answer: Cannot connect"):
+        check_container("docker:paceline")
+
+
 def test_no_container_leaves_commands_alone() -> None:
     with inside("", [COMMAND], []) as commands:
         assert commands == [COMMAND]

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 
 from paceline.errors import SpecError
 from paceline.launch import interfaces
-from paceline.launch.containers import ENGINES
+from paceline.launch.containers import why_unusable
 from paceline.launch.identity import Identity
 from paceline.record.machine import versions
 
@@ -62,6 +61,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the tunnel would need and this process lacks."""
 
     container_engines: tuple[str, ...]
+    """Those asked for that can start containers here."""
 
 
 def gather(
@@ -70,8 +70,12 @@ def gather(
     *,
     missing_rights: Sequence[str] = (),
     shared_memory: Path = SHARED_MEMORY,
+    engines: Sequence[str] = (),
 ) -> Facts:
-    """This member's facts. `missing_rights` come from the tunnel, which knows what it needs."""
+    """This member's facts. `missing_rights` come from the tunnel, which knows what it needs.
+
+    `engines` are the container engines to look for; asking docker takes a moment.
+    """
     network = interfaces.this_network()
     cores = len(os.sched_getaffinity(0))
     size, free = _shared_memory(shared_memory)
@@ -91,7 +95,7 @@ def gather(
         shared_memory_free_bytes=free,
         ports=_ports(),
         missing_rights=tuple(missing_rights),
-        container_engines=tuple(name for name in ENGINES if shutil.which(name)),
+        container_engines=tuple(name for name in engines if not why_unusable(name)),
     )
 
 

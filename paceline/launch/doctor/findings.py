@@ -227,8 +227,8 @@ def container_engine(examination: Examination, needs: Needs) -> Iterator[Finding
                 kind="container-engine",
                 severity="error",
                 members=[facts.member],
-                problem=f"{needs.container} is not installed on {facts.host}; there is: {have}.",
-                fix=f"install {needs.container}, or leave --container out.",
+                problem=f"{needs.container} cannot be used on {facts.host}; there is: {have}.",
+                fix=f"install and start {needs.container}, or leave --container out.",
             )
 
 

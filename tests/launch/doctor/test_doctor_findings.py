@@ -141,8 +141,8 @@ PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
         examination(),
         Needs(container="apptainer"),
         "error",
-        "apptainer is not installed on node0; there is: podman",
-        "install apptainer",
+        "apptainer cannot be used on node0; there is: podman",
+        "install and start apptainer",
     ),
     "slow-link": (
         examination(
