@@ -41,8 +41,9 @@ class Pace:
         slowdown: float = 1.0,
         jitter_fraction: float = 0.0,
         seed: int = 0,
-        events: Callable[[int], tuple[float, float]] = lambda step: (1.0, 0.0),
+        events: Callable[[int], tuple[float, float]] = lambda passes: (1.0, 0.0),
     ) -> None:
+        """`events`: for the n-th pass, a further slowdown and a pause in seconds before it."""
         self._slowdown, self._jitter_fraction = slowdown, jitter_fraction
         self._random, self._events = random.Random(seed), events
         self._until, self._factor, self._passes = 0.0, slowdown, 0
@@ -193,10 +194,11 @@ def model_for(experiment: spec.Experiment, member: str) -> EmulatedModel | None:
     profile = find_profile(host.device, workload.model, workload.precision)
     own = [fault for fault in experiment.faults if fault.member == member]
 
-    def events(step: int) -> tuple[float, float]:
+    def events(passes: int) -> tuple[float, float]:
         """How much slower the device is from this step on, and how long it pauses before it."""
+        step, again = divmod(passes, workload.accumulate)
         slow = [f.factor for f in own if f.kind == "slow" and f.at_step <= step]
-        pauses = [f.seconds for f in own if f.kind == "pause" and f.at_step == step]
+        pauses = [f.seconds for f in own if f.kind == "pause" and f.at_step == step and not again]
         return (slow[-1] if slow else 1.0), dilation * sum(pauses)
 
     rank = int(member.removeprefix("worker"))

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from paceline import spec
+from paceline.errors import SpecError, suggest
 from paceline.launch import Identity, MemberCommand, Output, supervise
 from paceline.launch.identity import member_name
 from paceline.record import Event, RunFolder
@@ -38,6 +39,7 @@ def tunnel(
     """Run the experiment on emulated hosts."""
     require_rights()
     hosts = place(experiment)
+    _check_faults(experiment, hosts)
     if not script:
         check_devices(experiment, hosts)
     with network_for(experiment, hosts) as network:
@@ -68,6 +70,23 @@ def check_devices(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> N
     with_workers = (host for host in hosts if any(m.startswith("worker") for m in host.members))
     for device in sorted({host.device for host in with_workers} - {REAL_DEVICE}):
         find_profile(device, workload.model, workload.precision)
+
+
+def _check_faults(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> None:
+    """Raise SpecError for a fault that would silently not happen."""
+    by_member = {member: host for host in hosts for member in host.members}
+    for fault in experiment.faults:
+        where = f"[[faults]], {fault.kind} at step {fault.at_step}"
+        if fault.member not in by_member:
+            problem = f'there is no member "{fault.member}".'
+            raise SpecError(where, problem, suggest(fault.member, by_member))
+        if fault.kind == "kill":
+            problem = "the tunnel slows, pauses and degrades, but kills nobody."
+            raise SpecError(where, problem, "leave it out.")
+        real = by_member[fault.member].device == REAL_DEVICE or fault.member.startswith("server")
+        if fault.kind in ("slow", "pause") and real:
+            problem = f"{fault.member} has no emulated device to act on."
+            raise SpecError(where, problem, "give its host a device such as k80.")
 
 
 def _plans(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> list[HostPlan]:

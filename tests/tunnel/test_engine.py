@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from paceline import engines, spec
+from paceline.errors import SpecError
 from paceline.record import RunFolder
 from paceline.spec.profile import DeviceProfile, Layer, save_profile
 from paceline.telemetry.queues import HEADER_BYTES
@@ -105,6 +106,22 @@ def test_a_link_changes_at_a_step(rights, toy_device, tmp_path):
     (event,) = [event for event in folder.events() if event.kind == "link"]
     assert "worker1" in event.text
     assert "100 Mbit/s" in event.text
+
+
+@pytest.mark.parametrize(
+    ("device", "fault", "complaint"),
+    [
+        ("k80", {"member": "worker7", "kind": "slow"}, 'no member "worker7"'),
+        ("cpu", {"member": "worker0", "kind": "slow"}, "no emulated device"),
+        ("k80", {"member": "worker0", "kind": "kill"}, "kills nobody"),
+        ("k8", {"member": "worker0", "kind": "slow"}, 'did you mean "k80"'),
+    ],
+)
+def test_what_would_silently_not_happen_is_refused(rights, tmp_path, device, fault, complaint):
+    asked = spec.replace(experiment(device, "ring"), faults=[{**fault, "at_step": 1}])
+    with pytest.raises(SpecError, match=complaint):
+        engines.run(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_script_of_ones_own_runs_there(rights, tmp_path):
