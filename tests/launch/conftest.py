@@ -1,6 +1,7 @@
 """A Ray cluster for the tests that need one; starting it takes longer than the tests."""
 
-import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -13,12 +14,14 @@ def ray_cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    before = os.environ.get("RAY_ADDRESS")
-    try:
-        made.add_node(**node)
-        os.environ["RAY_ADDRESS"] = made.address
-        yield made.address
-    finally:
-        made.shutdown()
-        os.environ.pop("RAY_ADDRESS") if before is None else os.environ.update(RAY_ADDRESS=before)
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets' paths go below it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        try:
+            made.add_node(**node)
+            patch.setenv("RAY_ADDRESS", made.address)
+            yield made.address
+        finally:
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
