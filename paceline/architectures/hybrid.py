@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -34,6 +35,9 @@ BUCKET_BYTES = 4 << 20
 """Small enough that summing starts early in backward, large enough that flags cost nothing."""
 
 SPIN_SECONDS, POLL_SECONDS = 0.2e-3, 50e-6
+
+Flags = NDArray[np.int64]
+"""In shared memory: each says for which step (from 1) something was last done."""
 
 
 class HybridArchitecture(BucketedArchitecture):
@@ -95,8 +99,9 @@ class HostCollective:
         self._attached: list[Segment] = []
         self._sums: list[Tensor] = []
         self._gradients: list[list[Tensor]] = []
-        self._arrived = self._summed = np.zeros((0, 0), dtype=np.int64)
-        self._done = np.zeros(1, dtype=np.int64)
+        self._arrived: Flags = np.zeros(0, dtype=np.int64)
+        self._summed: Flags = np.zeros(0, dtype=np.int64)
+        self._done: Flags = np.zeros(1, dtype=np.int64)
         self._step = self._num_started = self._num_summed = self._num_sent = 0
 
     @property
@@ -219,16 +224,15 @@ class HostCollective:
         time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
 
     def _late(self) -> DeadlineError:
-        """The flags say who has not brought its gradients, or not summed its stretch of them."""
-        late = {
-            mate
-            for flags in (self._arrived, self._summed)
-            for place, mate in enumerate(self._mates)
-            if flags[:, place].min() <= self._step
-        } - {self._context.identity.rank}
-        missing = [f"worker{rank}" for rank in late or {self._mates[0]}]
+        """The flags say who has not brought its gradients, or else not summed its stretch."""
+        late = self._behind(self._arrived) or self._behind(self._summed) or [self._mates[0]]
+        missing = [f"worker{rank}" for rank in late]
         operation = f"sum inside host {self._context.identity.host}, step {self._step}"
         return DeadlineError(operation, self._context.deadline_seconds, missing)
+
+    def _behind(self, flags: Flags) -> list[int]:
+        places = enumerate(self._mates)
+        return [mate for place, mate in places if not _all(flags[:, place], self._step)]
 
     def _join_leaders(self, options: spec.Hybrid) -> Between | None:
         if len(self._hosts) == 1:
@@ -314,7 +318,7 @@ def _server_options(context: Context) -> spec.Server:
     return spec.Server(update="worker", placement="dedicated" if dedicated else "colocated")
 
 
-def _all(flags: "np.ndarray[tuple[int], np.dtype[np.int64]]", step: int) -> bool:
+def _all(flags: Flags, step: int) -> bool:
     return bool((flags > step).all())
 
 

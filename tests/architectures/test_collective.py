@@ -1,0 +1,40 @@
+"""A wait that runs out names who is missing, though a collective itself cannot say."""
+
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from paceline import spec
+from paceline.architectures import build
+from paceline.errors import DeadlineError
+from paceline.testing import run_members
+from tests.curves import small_model
+
+
+def one_stays_away(session, options):
+    """Worker 1 takes part in the first exchange only; what the others say about it."""
+    context = dataclasses.replace(session.context(torch.device("cpu")), deadline_seconds=4.0)
+    architecture = build(options, context)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = architecture.distribute(model, optimizer)
+    try:
+        for step in range(2):
+            if session.rank == 1 and step == 1:
+                time.sleep(8.0)
+                return []
+            model(torch.ones(1, 20)).sum().backward()
+            optimizer.step()
+    except DeadlineError as error:
+        return error.missing
+    finally:
+        architecture.close()
+    return []
+
+
+@pytest.mark.parametrize("options", [spec.Average(), spec.Hybrid()], ids=["average", "hybrid"])
+def test_the_worker_that_stays_away_is_named(options):
+    found = run_members(one_stays_away, options, workers=3, architecture=options)
+    assert found == [["worker1"], [], ["worker1"]]
