@@ -1,5 +1,7 @@
 """Asynchronous, bounded and quorum servers learn real digits, and count what they did."""
 
+import dataclasses
+import time
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +125,53 @@ def test_compressed_gradients_train(compression):
 def test_options_that_contradict_each_other_are_refused(text, told):
     with pytest.raises((MemberError, SpecError), match=told):
         run_members(loss_curve, workers=2, architecture=spec.parse_architecture(f"server:{text}"))
+
+
+def one_never_pushes(session):
+    usual = session.context
+    session.context = lambda device: dataclasses.replace(usual(device), deadline_seconds=3.0)
+    model = nn.Linear(20, 3)
+    model, optimizer = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(3):
+        if session.rank == 1 and step == 1:
+            time.sleep(60)
+        model(torch.ones(4, 20)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("text", ["placement=colocated", "transport=tcp,placement=colocated"])
+def test_a_hang_names_the_step_and_who_is_missing(text):
+    with pytest.raises(MemberError) as caught:
+        run_members(
+            one_never_pushes, workers=2, architecture=spec.parse_architecture(f"server:{text}")
+        )
+    assert caught.value.member == "worker0"
+    assert "missing: worker1" in str(caught.value)
+    assert "step 2" in str(caught.value)
+
+
+def compiled(session, before):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if before:
+        model = torch.compile(model, backend="eager")
+    model, optimizer = session.distribute(model, optimizer)
+    if not before:
+        model = torch.compile(model, backend="eager")
+    losses = []
+    for _ in range(5):
+        loss = model(torch.ones(4, 20)).pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_compiled_models_train_alike(before):
+    architecture = spec.parse_architecture("server:placement=colocated,chunk=1KiB")
+    expected = run_members(compiled, True, workers=1, architecture=spec.Single())[0]
+    for losses in run_members(compiled, before, workers=2, architecture=architecture):
+        np.testing.assert_allclose(losses, expected, rtol=1e-4)
