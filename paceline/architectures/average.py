@@ -134,15 +134,18 @@ class AverageArchitecture:
 
     def _optimizer_state(self) -> list[Flat]:
         """Momentum and the like, where the user wants them averaged; counters of steps are not."""
-        optimizer = self._optimizer
-        if self._options.state and not self._state:
-            self._state = flatten(
-                value
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                for value in optimizer.state[parameter].values()
-                if isinstance(value, Tensor) and value.ndim
-            )
+        if not self._options.state:
+            return []
+        tensors = [
+            value
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            for value in self._optimizer.state[parameter].values()
+            if isinstance(value, Tensor) and value.ndim
+        ]
+        known = [tensor for flat in self._state for tensor in flat.tensors]
+        if {id(tensor) for tensor in tensors} != {id(tensor) for tensor in known}:
+            self._state = flatten(tensors)  # the first round, or a checkpoint was loaded
             self._check_state()
         return self._state
 
