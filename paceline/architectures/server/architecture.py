@@ -37,7 +37,7 @@ class ServerArchitecture:
         self._undo: list[Any] = []
         self._steps = 0
         self._sent_settings: list[control.Settings] = []
-        self._holds = options.update == "server" and options.mode == "sync"
+        self._holds = options.update == "server" and setup.is_exclusive(options)
         """The first step is held until `optimizer.step()`: it shows whether this script clips
         gradients or changes settings between backward and step. If it does, all steps are."""
         self._touched = False
@@ -109,7 +109,7 @@ class ServerArchitecture:
         """A parameter's `grad` is asked for its norm: the step is complete, and held."""
         if not self._holds:
             problem = "the gradients of this step are already with the servers."
-            if self._options.mode != "sync":
+            if not setup.is_exclusive(self._options):
                 fix = "write server:update=worker, or mode=sync: other modes have no whole step."
             else:
                 fix = "clip in the first step too (with a large bound): it tells us to wait for it."
