@@ -194,10 +194,10 @@ def clipped(session, max_norm, accumulate):
                     loss.backward()
             else:
                 loss.backward()
-        if max_norm and step % 2:
-            sessions.clip_grad_norm_(max_norm)
-        elif max_norm:
+        if max_norm and step % 3 == 0:  # in step 1, 4 … nothing is clipped
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        elif max_norm and step % 3 == 2:
+            sessions.clip_grad_norm_(max_norm)
         optimizer.step()
         session.architecture.settle()
         with torch.no_grad():

@@ -118,7 +118,9 @@ class ServerArchitecture:
         if self._norms is None:
             self._backward.finish()
             began = time.monotonic()
-            self._norms = [math.sqrt(squared) for squared in self._worker.squared_norms()]
+            self._norms = [
+                math.sqrt(squared) for squared in self._worker.squared_norms(self._steps)
+            ]
             self._waited(time.monotonic() - began)
         return self._norms[index]
 

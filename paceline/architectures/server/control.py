@@ -49,6 +49,7 @@ class Measured(Message, frozen=True, array_like=True, tag=True):
     """The averaged gradient of a held chunk: the squared norm of each parameter's part."""
 
     chunk: int
+    step: int
     squared_norms: list[float]
 
 

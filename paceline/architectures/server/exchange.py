@@ -68,7 +68,8 @@ class WorkerSide:
         self._pending: set[int] = set()
         self._awaited: set[int] = set()
         """The pending chunks that the training thread waits for; it is woken when none is left."""
-        self._squared_norms: dict[int, list[float]] = {}
+        self._squared_norms: dict[int, dict[int, list[float]]] = {}
+        """Step -> chunk -> squared norm of each parameter's part."""
         self._states: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
         self._missing: dict[int, list[int]] = {}
 
@@ -137,13 +138,17 @@ class WorkerSide:
     def wait_all(self) -> float:
         return self.wait(range(len(self._plan.owners)))
 
-    def squared_norms(self) -> list[float]:
+    def squared_norms(self, step: int) -> list[float]:
         """Of each parameter's averaged gradient in a held step, when every chunk is summed."""
         everything = set(range(len(self._plan.owners)))
+        norms_of = self._squared_norms
         self._await(
-            lambda: self._squared_norms.keys() >= everything, "the gradient's norm", everything
+            lambda: norms_of.get(step, {}).keys() >= everything, "the gradient's norm", everything
         )
-        parts, self._squared_norms = self._squared_norms, {}
+        with self._changed:  # steps whose norms nobody asked for go too
+            parts = norms_of[step]
+            for past in [s for s in norms_of if s <= step]:
+                del norms_of[past]
         totals = [0.0] * len(self._plan.layout.parameters)
         for chunk, norms in sorted(parts.items()):
             for index, norm in zip(self._plan.layout.chunks[chunk].parameters, norms, strict=True):
@@ -284,7 +289,8 @@ class WorkerSide:
         with self._changed:
             match message:
                 case control.Measured():
-                    self._squared_norms[message.chunk] = message.squared_norms
+                    of_step = self._squared_norms.setdefault(message.step, {})
+                    of_step[message.chunk] = message.squared_norms
                 case control.Missing():
                     self._missing[message.chunk] = message.workers
                 case control.State():

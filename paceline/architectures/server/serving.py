@@ -255,7 +255,7 @@ class ServerSide:
         parameters = self._plan.layout.chunks[measure.chunk].parameters
         parts = [gradient[self._range(measure.chunk, index)] for index in parameters]
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64).item() for part in parts]
-        measured = control.Measured(measure.chunk, [norm * norm for norm in norms])
+        measured = control.Measured(measure.chunk, measure.step, [n * n for n in norms])
         for worker in self.machine.members.workers:
             self._gather(f"worker{worker}", measured)
 
