@@ -61,6 +61,17 @@ def test_prefetch_stays_one_batch_ahead_and_its_thread_ends():
     assert len(dataset.made) <= 3
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_the_next_batch_follows_a_new_division(prefetch):
+    batches, shares = GlobalBatches(100, 12), [1.0, 1.0, 1.0]
+    loader = Loader(Numbered(), batches, part_of(0, shares), prefetch=prefetch)
+    with closing(loader.steps(0, 4)) as steps:
+        assert len(next(steps)[1]) == 4
+        shares.pop()
+        _, targets = next(steps)
+    assert targets.tolist() == batches.indices(1)[:6].tolist()
+
+
 def test_prefetch_shows_the_error_of_its_thread():
     loader = Loader(Numbered(2000), GlobalBatches(2000, 500), part_of(0, [1.0]), prefetch=True)
     with pytest.raises(ValueError, match="no such sample"):
