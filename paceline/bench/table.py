@@ -20,6 +20,8 @@ SAME_TRAINING = 1e-3
 
 FORMAT_VERSION = 1
 
+ENGINE_WORDS = {"here": "on this machine", "tunnel": "on emulated hosts", "predict": "as predicted"}
+
 
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One cell, over all its repeats."""
@@ -200,8 +202,14 @@ def verdict(rows: Sequence[Row]) -> str:
     settings: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row.samples_per_second is not None:
-            batch = f"batch {row.global_batch if strong else row.batch}"
-            where = (row.model, row.data, row.engine, row.link or "", row.device or "", batch)
+            where = (
+                f"with {row.model}",
+                f"on {row.data}",
+                ENGINE_WORDS[row.engine],
+                f"at {row.link}" if row.link else "",
+                f"with {row.device}" if row.device else "",
+                f"at batch {row.global_batch if strong else row.batch}",
+            )
             settings.setdefault(where, []).append(row)
     if not settings:
         return "Nothing could be measured; the rows say why."
@@ -209,7 +217,7 @@ def verdict(rows: Sequence[Row]) -> str:
         return f"Fastest: {_fastest(next(iter(settings.values())))}."
     differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
     return " ".join(
-        f"Fastest with {', '.join(v for v, d in zip(where, differs, strict=True) if d and v)}: "
+        f"Fastest {' '.join(v for v, d in zip(where, differs, strict=True) if d and v)}: "
         f"{_fastest(own)}."
         for where, own in settings.items()
     )

@@ -152,10 +152,9 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
     names = labels(rows)
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", overflow="fold", min_width=min(18, max(map(len, names.values()))))
-    for name, text in filled.items():  # figures are never cut, headings may fold
-        longest = max(len(text(row)) for row in rows)
-        grid.add_column(name, justify="right", min_width=longest)
+    grid.add_column("", overflow="fold", min_width=min(16, max(map(len, names.values()))))
+    for name in filled:  # folded headings, so that a terminal holds all figures
+        grid.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
         cells = (names[row.cell], *(text(row) for text in filled.values()))
         grid.add_row(*(escape(cell) for cell in cells))
