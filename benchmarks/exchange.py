@@ -34,7 +34,7 @@ from paceline.telemetry import StepClock
 
 SIZES_MB = (1, 16, 100, 528)
 WORKERS = (2, 4)
-ROUNDS = 5
+ROUNDS = 3
 SECONDS_PER_MEASUREMENT = 0.2
 TARGET_MB = 100
 Exchange = Callable[[], object]
@@ -108,16 +108,18 @@ def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
     rows: list[dict[str, object]] = []
     for size_mb in sizes:
-        members: list[setup.WorkerMember] = []
-        exchanges = {
-            "memcpy": memcpy(size_mb),
-            "gloo": gloo(size_mb, workers),
-            "server-shm": server(size_mb, "shm", facts, store, members),
-            "server-shm-copied": server(size_mb, "shm", facts, store, members, copied=True),
-            "server-tcp": server(size_mb, "tcp", facts, store, members),
+        source, target = torch.ones(elements(size_mb)), torch.zeros(elements(size_mb))
+        shared = join(size_mb, "shm", facts, store, target)
+        travelling = join(size_mb, "tcp", facts, store, target)
+        exchanges: dict[str, Exchange] = {
+            "memcpy": lambda s=source, t=target: t.copy_(s),  # type: ignore[misc]
+            "gloo": gloo(target, workers),
+            "server-shm": server(shared, source, from_source=False),
+            "server-shm-copied": server(shared, source, from_source=True),
+            "server-tcp": server(travelling, source, from_source=True),
         }
         if facts["mpi"]:
-            exchanges["mpi"] = mpi(size_mb, workers)
+            exchanges["mpi"] = mpi(source, target, workers)
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in exchanges}
         for _ in range(rounds):
             for name, exchange in exchanges.items():
@@ -129,7 +131,7 @@ def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
             row |= {"seconds": statistics.median(wall), "all_seconds": wall}
             rows.append({**row, "cpu_seconds": statistics.median(cpu for _, cpu in values)})
         dist.barrier()
-        for member in members:
+        for member in (shared, travelling):
             member.close(30.0)
     dist.destroy_process_group()
     if rank == 0:
@@ -161,80 +163,62 @@ def elements(size_mb: int) -> int:
     return size_mb * 1_000_000 // 4
 
 
-def memcpy(size_mb: int) -> Exchange:
-    source, target = torch.ones(elements(size_mb)), torch.zeros(elements(size_mb))
-    return lambda: target.copy_(source)
-
-
-def gloo(size_mb: int, workers: int) -> Exchange:
-    values = torch.zeros(elements(size_mb))
-    check_sum(values, lambda: dist.all_reduce(values), workers)
+def gloo(values: torch.Tensor, workers: int) -> Exchange:
+    values.fill_(1.0)
+    dist.all_reduce(values)
+    assert values.eq(workers).all(), "gloo did not sum"
+    values.zero_()
     return lambda: dist.all_reduce(values)
 
 
-def mpi(size_mb: int, workers: int) -> Exchange:
+def mpi(source: torch.Tensor, target: torch.Tensor, workers: int) -> Exchange:
     from mpi4py import MPI
 
-    values, result = torch.zeros(elements(size_mb)), torch.zeros(elements(size_mb))
-    give, take = values.numpy(), result.numpy()
-    values.fill_(1.0)
+    give, take = source.numpy(), target.numpy()
     MPI.COMM_WORLD.Allreduce(give, take)
-    assert result.eq(workers).all(), "MPI did not sum"
+    assert target.eq(workers).all(), "MPI did not sum"
     return lambda: MPI.COMM_WORLD.Allreduce(give, take)
 
 
-def check_sum(values: torch.Tensor, exchange: Callable[[], object], workers: int) -> None:
-    values.fill_(1.0)
-    exchange()
-    assert values.eq(workers).all(), "the exchange did not sum"
-    values.zero_()
-
-
-def server(
-    size_mb: int,
-    transport: str,
-    facts: dict[str, int],
-    store: dist.Store,
-    members: list[setup.WorkerMember],
-    copied: bool = False,
-) -> Exchange:
-    """Colocated servers that only sum: an all-reduce by the code that trains."""
+def join(
+    size_mb: int, transport: str, facts: dict[str, int], store: dist.Store, target: torch.Tensor
+) -> setup.WorkerMember:
+    """Become a worker with a colocated server that only sums: an all-reduce by code that trains."""
     rank, workers = facts["rank"], facts["workers"]
     identity = Identity(
         index=rank, workers=workers, local_index=rank, local_members=workers, key="benchmark"
     )
-    prefix = dist.PrefixStore(f"{size_mb}/{transport}/{copied}", store)
     context = Context(
         identity=identity,
-        store=prefix,
+        store=dist.PrefixStore(f"{size_mb}/{transport}", store),
         clock=StepClock(),
         device=torch.device("cpu"),
         note=lambda text: None,
     )
     model = torch.nn.Module()
-    model.gradient = torch.nn.Parameter(torch.zeros(elements(size_mb)))
+    model.gradient = torch.nn.Parameter(target)
     options = spec.parse_architecture(
         f"server:placement=colocated,update=worker,transport={transport}"
     )
     assert isinstance(options, spec.Server)
-    member = setup.set_up_worker(
-        options,
-        context,
-        model,
-        list(model.named_parameters()),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-    )
-    members.append(member)
-    source = torch.full((elements(size_mb),), float(rank + 1))
-    ready = prepared(member, source, copied or transport == "tcp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return setup.set_up_worker(options, context, model, list(model.named_parameters()), optimizer)
+
+
+def server(member: setup.WorkerMember, source: torch.Tensor, *, from_source: bool) -> Exchange:
+    """Push all chunks, and wait for all means."""
+    ready = prepared(member, source, from_source)
 
     def exchange() -> None:
         member.worker.submit(ready)
         member.worker.wait_all()
 
+    for chunk in range(len(member.plan.owners)):
+        member.held.chunk(chunk).zero_()
+    dist.barrier()
     exchange()
-    mean = member.held.parameter(0, model.gradient)
-    assert torch.allclose(mean, torch.tensor((workers + 1) / 2)), "the servers did not average"
+    mean = member.held.parameter(0, source)
+    assert torch.allclose(mean, source), "the servers did not average"
     return exchange
 
 

@@ -41,7 +41,7 @@ from paceline.protocol import (
 )
 from paceline.wire import Parcel, Post
 
-FLUSH_SECONDS = 0.001
+FLUSH_SECONDS = 0.004
 """Answers that carry no payload are gathered this long, so that many share one message."""
 
 

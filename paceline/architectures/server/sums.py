@@ -37,12 +37,15 @@ def mean(parts: Sequence[Part], into: Tensor) -> Tensor:
 
 def _running_mean(values: Sequence[Tensor], weights: Sequence[float], into: Tensor) -> Tensor:
     total = sum(weights)
-    for start in range(0, into.numel(), BLOCK_ELEMENTS):
-        block = into[start : start + BLOCK_ELEMENTS]
-        seen, first = weights[0], values[0][start : start + BLOCK_ELEMENTS]
+    # Two parts need one pass, so there is nothing to keep in the cache between passes.
+    length = BLOCK_ELEMENTS if len(values) > 2 else into.numel()
+    for start in range(0, into.numel(), length):
+        stop = start + length
+        block = into[start:stop]
+        seen, first = weights[0], values[0][start:stop]
         for weight, more in zip(weights[1:], values[1:], strict=True):
             seen += weight
-            torch.lerp(first, more[start : start + BLOCK_ELEMENTS], weight / seen, out=block)
+            torch.lerp(first, more[start:stop], weight / seen, out=block)
             first = block
         if total < 1 - 1e-9:
             torch.mul(first, total, out=block)
