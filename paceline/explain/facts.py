@@ -103,6 +103,9 @@ def gather(run: RunFolder, link: str = "") -> Facts:
     """Read a run; `link` names the rate of the cables where the experiment does not."""
     experiment, summary = run.experiment(), run.summary()
     members = tuple(run.members()) or tuple(summary.members)
+    if summary.architecture.partition(":")[0] not in spec.ARCHITECTURES:
+        inside = "what happens inside its steps is not in the record"
+        raise RecordError(f"{run.path} was measured with a peer, {summary.architecture}: {inside}")
     architecture = spec.parse_architecture(summary.architecture, str(run.path))
     steps = {m.name: run.steps(m.name) for m in members if m.role == "worker"}
     steps = {name: entries for name, entries in steps.items() if entries}

@@ -114,3 +114,21 @@ def test_peers_refuse_to_train_something_else(tmp_path):
     with pytest.raises(SpecError, match="uneven shares"):
         runner.run(uneven, peer("ddp"), tmp_path / "peer")
     assert not (tmp_path / "peer").exists()
+
+
+def test_a_comparison_with_a_peer_ends_in_a_page(tmp_path):
+    from paceline import report
+    from paceline.bench import compare
+    from paceline.bench.compare import ComparisonFolder
+
+    question = spec.Comparison(
+        experiment=experiment(workers=1), compare=spec.Axes(peers=("ddp",), repeats=1)
+    )
+    folder = ComparisonFolder.create(tmp_path / "c", question)
+    table = compare.run(folder)
+
+    row = next(row for row in table.rows if row.peer)
+    assert row.versions
+    assert row.trains_like_single is True
+    page = report.write(table, tmp_path / "page", files=False)
+    assert "ddp" in page.read_text(encoding="utf-8")
