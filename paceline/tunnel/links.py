@@ -25,7 +25,7 @@ _BURST_SECONDS = 2e-3
 of so much passes an idle link at once."""
 
 _LARGEST_PACKET_BYTES, _LONGEST_PACKET_SECONDS = 70_000, 10e-3
-LEAST_BURST_BYTES = 16 * 1024
+_LEAST_BURST_BYTES = 16 * 1024
 _QUEUE_BYTES = 32 << 20
 """Longer than all windows into one host together: the emulated switch delays and does not drop,
 because a lost 64 KiB packet would cost far more here than its 45 segments do on a real switch."""
@@ -40,13 +40,20 @@ def shape(namespace: str, interface: str, link: Link, verb: str = "add") -> None
 def shape_command(interface: str, link: Link, verb: str = "add") -> str:
     """The line of a tc batch that shapes `interface`."""
     rate = link.bandwidth_bits_per_second
-    # A packet larger than the bucket is cut into segments, which costs many times the CPU.
-    whole_packet_bytes = min(_LARGEST_PACKET_BYTES, rate / 8 * _LONGEST_PACKET_SECONDS)
-    burst_bytes = int(max(LEAST_BURST_BYTES, rate / 8 * _BURST_SECONDS, whole_packet_bytes))
     return (
         f"qdisc {verb} dev {interface} root handle 1: "
-        f"tbf rate {rate:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
+        f"tbf rate {rate:.0f}bit burst {bucket_bytes(link)} limit {_QUEUE_BYTES}"
     )
+
+
+def bucket_bytes(link: Link) -> int:
+    """What an idle link lets through at once.
+
+    A packet larger than the bucket is cut into segments, which costs many times the CPU.
+    """
+    rate = link.bandwidth_bits_per_second / 8
+    whole_packet_bytes = min(_LARGEST_PACKET_BYTES, rate * _LONGEST_PACKET_SECONDS)
+    return int(max(_LEAST_BURST_BYTES, rate * _BURST_SECONDS, whole_packet_bytes))
 
 
 def count_commands(interface: str) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from paceline.errors import PacelineError
 from paceline.spec import Link
 from paceline.tunnel.hosts import SWITCH, Tunnel
-from paceline.tunnel.links import LEAST_BURST_BYTES
+from paceline.tunnel.links import bucket_bytes
 from paceline.tunnel.namespaces import call_in
 from paceline.units import format_bandwidth
 
@@ -120,8 +120,8 @@ def _burst(tunnel: Tunnel, route: _Route) -> float:
     On a busy machine a flow stalls now and then; the fastest window is the one that did not.
     """
     rate = route.link.bandwidth_bits_per_second / 8
-    # Packets are large: a slow link needs a longer window to count enough of them.
-    window_seconds = max(_WINDOW_SECONDS, 20 * LEAST_BURST_BYTES / rate)
+    # A queue that stalled catches up by a bucket: the window is long enough not to show it.
+    window_seconds = max(_WINDOW_SECONDS, 30 * bucket_bytes(route.link) / rate)
     buffer_bytes = int(min(_MOST_BYTES, 2 * window_seconds * rate)) + _BLOCK_BYTES
     near, far = _connect(tunnel, route, buffer_bytes)
     sender, receiver = (near, far) if route.direction == "up" else (far, near)
