@@ -8,8 +8,7 @@ server. Sockets belong to the thread that calls `receive`; only `wake` may be ca
 
 import contextlib
 import os
-import shutil
-import tempfile
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +60,6 @@ class Post(Generic[T]):
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._known: set[bytes] = set()
         self._local: deque[Parcel[T]] = deque()
-        self._directory: str | None = None
         self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_descriptor, zmq.POLLIN)
@@ -69,7 +67,8 @@ class Post(Generic[T]):
     def bind(self, address: str = "") -> str:
         """Start to serve; returns the endpoint to tell the others.
 
-        Without an address it is a socket in a directory only this user may enter.
+        Without an address it is a socket of this host without a file: nothing stays behind, even
+        after kill -9. Who may talk is decided by the key, as everywhere.
         """
         socket = self._socket(zmq.ROUTER)
         socket.router_handover = True
@@ -80,8 +79,7 @@ class Post(Generic[T]):
             port = socket.bind_to_random_port(f"tcp://{address}")
             endpoint = f"tcp://{address}:{port}"
         else:
-            self._directory = tempfile.mkdtemp(prefix="paceline-")
-            endpoint = f"ipc://{self._directory}/post"
+            endpoint = f"ipc://@paceline-{secrets.token_hex(16)}"
             socket.bind(endpoint)
         self._router = socket
         self._poller.register(socket, zmq.POLLIN)
@@ -138,14 +136,7 @@ class Post(Generic[T]):
         """Make `receive` return soon; from any thread."""
         os.eventfd_write(self._wake_descriptor, 1)
 
-    def all_connected(self) -> None:
-        """Nobody else will connect: what a kill -9 could leave in the file system goes now."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
-
     def close(self) -> None:
-        self.all_connected()
         for socket in (self._router, *self._dealers.values()):
             if socket is not None:
                 socket.close(linger=LINGER_MILLISECONDS)

@@ -149,13 +149,9 @@ class ServerSide:
         self._flushed = time.monotonic()
 
     def _note(self, message: AnyMessage) -> None:
-        if isinstance(message, Join):
-            self.joined.add(message.worker)
-            if self.joined >= self.expected:
-                self._post.all_connected()
-        elif isinstance(message, Commit):
+        if isinstance(message, Commit):
             self._scales = {message.step: message.scale}
-        elif isinstance(message, Leave):
+        elif isinstance(message, Join | Leave):
             self.joined.add(message.worker)
 
     def _take(self, push: Push, payloads: Any, arrived: float) -> None:
