@@ -70,7 +70,8 @@ def run_mpirun(
     command = [mpirun, *as_root, "--oversubscribe", *flags, "-n", str(workers), *program]
     process = subprocess.Popen(
         command,
-        env={**env, "TMPDIR": str(folder)},
+        # A killed rank's shared segment stays; it must not stay in /dev/shm.
+        env={**env, "TMPDIR": str(folder), "OMPI_MCA_btl_sm_backing_directory": str(folder)},
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
