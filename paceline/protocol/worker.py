@@ -2,8 +2,9 @@
 
 `handle(event) -> actions`, with no clock, socket or tensor. Chunks that the next forward pass needs
 first go first. At most `window` chunks are under way to one server without a receipt, so that an
-urgent chunk never queues behind many others. The window opens on *receipt*: opened by the answer it
-would deadlock, because an answer may wait for a worker that sends in another order.
+urgent chunk never queues behind many others; a seat with a smaller share has a smaller window,
+because a link divides itself by what is under way on it. The window opens on *receipt*: opened by
+the answer it would deadlock, because an answer may wait for a worker that sends in another order.
 """
 
 import heapq
@@ -66,7 +67,7 @@ class WorkerMachine:
         self._versions = [0] * len(chunks)
         self._made = 0
         self._outstanding: set[int] = set()
-        self._window = window
+        self._windows = None if window is None else _windows(window, chunks, owners)
         self._unreceived: list[set[int]] = [set() for _ in range(max(owners, default=0) + 1)]
         self._queues: list[list[tuple[int, int, Push]]] = [[] for _ in self._unreceived]
 
@@ -144,9 +145,17 @@ class WorkerMachine:
         """Send to `seat` while its window is open, the most urgent chunk first."""
         queue, unreceived = self._queues[seat], self._unreceived[seat]
         actions: list[Action] = []
-        while queue and (self._window is None or len(unreceived) < self._window):
+        while queue and (self._windows is None or len(unreceived) < self._windows[seat]):
             _, chunk, push = heapq.heappop(queue)
-            if self._window is not None:
+            if self._windows is not None:
                 unreceived.add(chunk)
             actions.append(Send(seat, push))
         return actions
+
+
+def _windows(largest: int, chunks: Sequence[Chunk], owners: Sequence[int]) -> list[int]:
+    """The window of each seat, in proportion to the bytes it carries."""
+    loads = [0] * (max(owners, default=0) + 1)
+    for chunk, owner in zip(chunks, owners, strict=True):
+        loads[owner] += chunk.size_bytes
+    return [max(1, round(largest * load / max(loads))) for load in loads]
