@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,16 @@ class Hosts:
             run("ip", "-n", name, "link", "set", "lo", "up")
             run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             run("ip", "-n", name, "link", "set", "eth0", "up")
+        self._await_carrier()
+
+    def _await_carrier(self) -> None:
+        """The kernel takes up to a second to notice that both ends of a cable are up."""
+        deadline = time.monotonic() + 10
+        for name in self.names.values():
+            shown = ["ip", "-n", name, "-br", "link", "show", "eth0", "up"]
+            while " UP " not in subprocess.run(shown, capture_output=True, text=True).stdout:
+                assert time.monotonic() < deadline, f"eth0 of {name} did not come up"
+                time.sleep(0.02)
 
     def end(self) -> None:
         for name in self.names.values():
