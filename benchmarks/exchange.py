@@ -219,6 +219,7 @@ def server(member: setup.WorkerMember, source: torch.Tensor, *, from_source: boo
     exchange()
     mean = member.held.parameter(0, source)
     assert torch.allclose(mean, source), "the servers did not average"
+    dist.barrier()  # in shared memory the next to come would zero what others still look at
     return exchange
 
 
