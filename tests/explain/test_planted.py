@@ -7,17 +7,8 @@ import pytest
 
 from paceline import engines, spec
 from paceline.explain import explain
-from paceline.spec.profile import DeviceProfile, Layer, save_profile
 from paceline.tunnel.namespaces import missing_rights
-
-LAYERS = {
-    "features.0": 19_456,
-    "features.3": 409_856,
-    "classifier.0": 6_292_992,
-    "classifier.2": 295_680,
-    "classifier.4": 7_720,
-}
-"""Parameter bytes of the tutorial CNN: 7 MB, or 56 ms on a link of 1 Gbit/s."""
+from tests.toy_device import write_toy_device
 
 SLOW_INPUT = """
 import time
@@ -50,21 +41,7 @@ def device(tmp_path):
     missing = missing_rights()
     if missing:
         pytest.skip(f"no tunnel here: {', '.join(missing)} missing")
-    layers = tuple(
-        Layer(name=name, forward_seconds=0.02, backward_seconds=0.04, parameter_bytes=size)
-        for name, size in LAYERS.items()
-    )
-    profile = DeviceProfile(
-        device="toy",
-        model="tutorial-cnn",
-        batch=32,
-        input_shape=(3, 32, 32),
-        kind="measured",
-        source="a test",
-        layers=layers,
-    )
-    save_profile(profile, tmp_path / "toy.json")
-    return str(tmp_path / "toy.json")
+    return write_toy_device(tmp_path, forward_seconds=0.02, backward_seconds=0.04)
 
 
 def run_in_tunnel(device, path, architecture="ring", **cluster):

@@ -12,40 +12,17 @@ import pytest
 from paceline import engines, spec
 from paceline.errors import SpecError
 from paceline.record import RunFolder
-from paceline.spec.profile import DeviceProfile, Layer, save_profile
 from paceline.telemetry.queues import HEADER_BYTES
 from paceline.tunnel.namespaces import list_ours, sweep
+from tests.toy_device import GRADIENT_BYTES, write_toy_device
 
 pytestmark = pytest.mark.tunnel
-
-LAYERS = {
-    "features.0": 19_456,
-    "features.3": 409_856,
-    "classifier.0": 6_292_992,
-    "classifier.2": 295_680,
-    "classifier.4": 7_720,
-}
-GRADIENT_BYTES = sum(LAYERS.values())
 
 
 @pytest.fixture
 def toy_device(tmp_path: Path) -> str:
     """A device on which a step of the tutorial CNN takes 30 ms."""
-    layers = tuple(
-        Layer(name=name, forward_seconds=0.002, backward_seconds=0.004, parameter_bytes=size)
-        for name, size in LAYERS.items()
-    )
-    profile = DeviceProfile(
-        device="toy",
-        model="tutorial-cnn",
-        batch=32,
-        input_shape=(3, 32, 32),
-        kind="measured",
-        source="a test",
-        layers=layers,
-    )
-    save_profile(profile, tmp_path / "toy.json")
-    return str(tmp_path / "toy.json")
+    return write_toy_device(tmp_path, forward_seconds=0.002, backward_seconds=0.004)
 
 
 def experiment(device: str, architecture: str, **cluster: object) -> spec.Experiment:
