@@ -54,10 +54,10 @@ def test_sets_made_here_keep_the_contract(name, train):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_sets_keep_the_contract(name, real_data):
+def test_real_sets_keep_the_contract(name, shared_data):
     num_train, num_test, shape, num_classes = REAL[name]
     for train, count in ((True, num_train), (False, num_test)):
-        dataset = data.open(name, data_dir=real_data, train=train)
+        dataset = data.open(name, data_dir=shared_data, train=train)
         try:
             assert (len(dataset), dataset.input_shape) == (count, shape)
             assert dataset.num_classes == num_classes
@@ -71,8 +71,8 @@ def test_every_set_is_covered_above():
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "higgs", "acoustic"])
-def test_training_part_is_normalised(name, real_data):
-    dataset = data.open(name, data_dir=real_data)
+def test_training_part_is_normalised(name, shared_data):
+    dataset = data.open(name, data_dir=shared_data)
     inputs, _ = dataset.batch(np.arange(0, len(dataset), max(1, len(dataset) // 2000)))
     assert abs(inputs.mean()) < 0.1
     assert abs(inputs.std() - 1) < 0.15
@@ -157,8 +157,8 @@ def test_cifar10_runs_no_code_from_a_pickle(capsys):
 # -- MNIST -------------------------------------------------------------------------------------
 
 
-def test_mnist_digits_have_the_known_mean(real_data):
-    pictures = mnist.parse_idx(files.read(files.find(real_data, "train-images-idx3-ubyte")))
+def test_mnist_digits_have_the_known_mean(shared_data):
+    pictures = mnist.parse_idx(files.read(files.find(shared_data, "train-images-idx3-ubyte")))
     assert pictures.mean() / 255 == pytest.approx(mnist.MEAN[0], abs=1e-4)
     assert pictures.std() / 255 == pytest.approx(mnist.DEVIATION[0], abs=1e-4)
 
@@ -178,9 +178,9 @@ def test_mnist_reads_raw_files_and_names_a_broken_one(tmp_path):
 
 
 @pytest.mark.parametrize(("coded", "raw"), [("a9a", "adult.data"), ("a9a.t", "adult.test")])
-def test_raw_census_rows_are_coded_as_a9a(coded, raw, real_data):
-    rows, signs = libsvm.parse(files.read(files.find(real_data, coded)), adult.NUM_FEATURES)
-    our_rows, labels = adult.encode(files.read(files.find(real_data, raw)).decode())
+def test_raw_census_rows_are_coded_as_a9a(coded, raw, shared_data):
+    rows, signs = libsvm.parse(files.read(files.find(shared_data, coded)), adult.NUM_FEATURES)
+    our_rows, labels = adult.encode(files.read(files.find(shared_data, raw)).decode())
     assert np.array_equal(our_rows, rows)
     assert np.array_equal(labels == 1, signs > 0)
 
@@ -226,8 +226,8 @@ def test_higgs_is_parsed_once_and_a_broken_file_leaves_nothing(tmp_path, cache, 
 # -- pictures, text, synthetic -----------------------------------------------------------------
 
 
-def test_imagefolder_cuts_differ_by_epoch_and_not_by_who_asks(real_data):
-    first, second = (data.open("imagefolder", data_dir=real_data, seed=5) for _ in range(2))
+def test_imagefolder_cuts_differ_by_epoch_and_not_by_who_asks(shared_data):
+    first, second = (data.open("imagefolder", data_dir=shared_data, seed=5) for _ in range(2))
     try:
         both = first.batch(np.array([1, 2]), epoch=3)[0]
         assert torch.equal(both[1:], second.batch(np.array([2]), epoch=3)[0])
