@@ -29,6 +29,7 @@ from paceline.architectures.base import Context
 from paceline.architectures.server import setup
 from paceline.architectures.server.memory import Piece
 from paceline.launch import Identity
+from paceline.models.memory import keep_freed_memory
 from paceline.protocol import Ready
 from paceline.telemetry import StepClock
 
@@ -101,6 +102,7 @@ def has_mpi() -> bool:
 def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
     """One worker: every exchange at every size, rounds alternating; worker 0 prints the rows."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in every process that trains
     rank, workers = facts["rank"], facts["workers"]
     store = dist.TCPStore(
         "127.0.0.1", facts["port"], is_master=rank == 0, timeout=timedelta(seconds=120)

@@ -56,6 +56,9 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
     window: int = 6
     """Chunks a worker may have sent to one server without a receipt; more delay urgent ones."""
 
+    encrypt: bool = True
+    """Between real hosts; `false` on a network you trust, as gloo and MPI do: it costs CPU."""
+
     compression: Compression = "none"
     topk_fraction: float = 0.01
 

@@ -3,5 +3,7 @@
 from paceline.wire.keys import JobKey
 from paceline.wire.post import Parcel, Post
 from paceline.wire.segment import Segment, Ticket
+from paceline.wire.stream import StreamPost
+from paceline.wire.zeromq import ZeroMqPost
 
-__all__ = ["JobKey", "Parcel", "Post", "Segment", "Ticket"]
+__all__ = ["JobKey", "Parcel", "Post", "Segment", "StreamPost", "Ticket", "ZeroMqPost"]

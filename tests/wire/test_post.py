@@ -1,6 +1,7 @@
 """Parcels arrive whole and uncopied; strangers are refused; nothing is left behind."""
 
 import os
+import socket
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import zmq
 
 from paceline.errors import ExchangeError
 from paceline.protocol import Answer, Push
-from paceline.wire import JobKey, Post
+from paceline.wire import JobKey, StreamPost, ZeroMqPost
 
 KINDS = Push | Answer
 
@@ -20,13 +21,12 @@ def receive(post, count=1, seconds=5.0):
     return parcels
 
 
-@pytest.fixture(params=["ipc", "tcp", "curve"])
+@pytest.fixture(params=["unix", "tcp", "curve"])
 def pair(request):
     """A server and a worker that know the same key."""
-    key, encrypt = JobKey("secret"), request.param == "curve"
-    server = Post("server0", KINDS, key, encrypt=encrypt)
-    worker = Post("worker0", KINDS, key, encrypt=encrypt)
-    endpoint = server.bind("" if request.param == "ipc" else "127.0.0.1")
+    kind, key = ZeroMqPost if request.param == "curve" else StreamPost, JobKey("secret")
+    server, worker = kind("server0", KINDS, key), kind("worker0", KINDS, key)
+    endpoint = server.bind("" if request.param == "unix" else "127.0.0.1")
     worker.connect("server0", endpoint)
     yield server, worker, endpoint
     worker.close()
@@ -51,25 +51,106 @@ def test_messages_and_payloads_go_both_ways(pair):
 
 def test_a_stranger_is_refused(pair):
     server, _, endpoint = pair
-    stranger = Post("worker1", KINDS, JobKey("guess"), encrypt=False)
+    stranger = type(server)("worker1", KINDS, JobKey("guess"))
     stranger.connect("server0", endpoint)
     stranger.send("server0", [Push(worker=1, chunk=0, step=0, version=0)])
     assert not receive(server, seconds=0.3)
-    if endpoint.startswith("ipc") or not server._encrypt:
+    if isinstance(server, StreamPost):  # CurveZMQ does not even let it speak
         assert server.refused > 0
-    stranger._dealers["server0"].close(linger=0)
-    stranger.close()
+    stranger.receive(0.0)
+    close_without_waiting(stranger)
+
+
+def close_without_waiting(post):
+    if isinstance(post, ZeroMqPost):
+        post._dealers["server0"].close(linger=0)
+    post.close()
+
+
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\n\r\n", b"\x10\0\0\0 not a hello at all", b"\xff" * 5000]
+)
+def test_one_who_does_not_say_hello_is_refused(words):
+    server = StreamPost("server0", KINDS, JobKey("k"))
+    host, port = server.bind("127.0.0.1").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as line:
+        line.sendall(words)
+        assert not receive(server, seconds=0.3)
+        assert server.refused == 1
+    server.close()
+
+
+def nonsense(worker):
+    words = b"\x80\x04cos\nsystem\n."
+    if isinstance(worker, ZeroMqPost):
+        worker._dealers["server0"].send(words)
+    else:
+        worker._write(worker._servers["server0"], words, ())
 
 
 def test_nonsense_from_a_member_is_an_error_and_is_not_unpickled(pair):
     server, worker, _ = pair
-    worker._dealers["server0"].send(b"\x80\x04cos\nsystem\n.")
+    nonsense(worker)
     with pytest.raises(ExchangeError, match="cannot read from worker0"):
         receive(server)
 
 
+def test_parcels_of_all_sizes_keep_their_order_and_their_bytes(pair):
+    """Heads longer than the buffer they are read into, payloads larger than what a socket takes."""
+    server, worker, _ = pair
+    sizes = [0, 1, 4095, 4096, 4097, 70_000, 3_000_000, 5, 12_000_000]
+    for number, size in enumerate(sizes):
+        many = 2000 if number == 4 else 1
+        pushes = [Push(worker=0, chunk=number, step=i, version=0) for i in range(many)]
+        worker.send("server0", pushes, [bytes([number]) * size, b"and one more"])
+    parcels, end = [], time.monotonic() + 20
+    while len(parcels) < len(sizes) and time.monotonic() < end:
+        worker.receive(0.0)  # its thread would go on sending
+        parcels += server.receive(0.01)
+    for number, (size, parcel) in enumerate(zip(sizes, parcels, strict=True)):
+        assert [push.chunk for push in parcel.messages] == [number] * len(parcel.messages)
+        assert len(parcel.messages) == (2000 if number == 4 else 1)
+        assert bytes(parcel.payloads[0]) == bytes([number]) * size
+        assert bytes(parcel.payloads[1]) == b"and one more"
+
+
+def test_a_payload_is_received_where_it_belongs():
+    server, worker = (StreamPost(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
+    worker.connect("server0", server.bind("127.0.0.1"))
+    receive(server, seconds=0.1)
+    weights = bytearray(500_000)
+    worker.place = lambda messages: memoryview(weights) if messages[0].chunk == 3 else None
+    server.reply("worker0", [Answer(0, 3, 2)], [b"w" * 500_000])
+    server.reply("worker0", [Answer(0, 3, 2)], [b"of another size"])
+    server.reply("worker0", [Answer(0, 4, 2)], [b"v" * 500_000])
+    parcels, end = [], time.monotonic() + 5
+    while len(parcels) < 3 and time.monotonic() < end:
+        server.receive(0.0)
+        parcels += worker.receive(0.01)
+    assert parcels[0].payloads == [None]
+    assert bytes(parcels[1].payloads[0]) == b"of another size"
+    assert bytes(parcels[2].payloads[0]) == b"v" * 500_000
+    assert weights == b"w" * 500_000
+    worker.close()
+    server.close()
+
+
+def test_a_copied_reply_does_not_follow_its_memory(pair):
+    server, worker, _ = pair
+    worker.send("server0", [Push(worker=0, chunk=0, step=0, version=0)])
+    receive(server)
+    weights = bytearray(b"1" * 20_000_000)
+    server.reply("worker0", [Answer(0, 0, 1)], [memoryview(weights)], copy=True)
+    weights[:] = b"2" * 20_000_000
+    parcels, end = [], time.monotonic() + 10
+    while not parcels and time.monotonic() < end:
+        server.receive(0.0)
+        parcels += worker.receive(0.01)
+    assert bytes(parcels[0].payloads[0]) == b"1" * 20_000_000
+
+
 def test_a_parcel_to_oneself_is_not_encoded():
-    post = Post("worker0", KINDS, JobKey("k"))
+    post = StreamPost("worker0", KINDS, JobKey("k"))
     thing = object()
     post.send("worker0", [Push(worker=0, chunk=0, step=0, version=0)], [thing])
     (parcel,) = receive(post)
@@ -79,15 +160,15 @@ def test_a_parcel_to_oneself_is_not_encoded():
 
 
 def test_a_socket_of_one_host_leaves_no_file():
-    server = Post("server0", KINDS, JobKey("k"))
-    name = server.bind().removeprefix("ipc://")
+    server = StreamPost("server0", KINDS, JobKey("k"))
+    name = server.bind()
     assert name.startswith("@"), "in the abstract name space"
     assert not os.path.exists(name)
     server.close()
 
 
 def test_wake_ends_a_wait():
-    post = Post("worker0", KINDS, JobKey("k"))
+    post = StreamPost("worker0", KINDS, JobKey("k"))
     post.wake()
     began = time.monotonic()
     assert post.receive(30.0) == []
@@ -95,11 +176,24 @@ def test_wake_ends_a_wait():
     post.close()
 
 
-def test_a_reply_to_one_who_is_gone_is_dropped():
-    server = Post("server0", KINDS, JobKey("k"))
-    server.bind()
+def test_a_reply_to_one_who_is_gone_is_dropped(pair):
+    server, worker, endpoint = pair
     server.reply("worker9", [Answer(9, 0, 0)])
-    server.close()
+    leaver = type(worker)("worker1", KINDS, JobKey("secret"))
+    leaver.connect("server0", endpoint)
+    leaver.send("server0", [Push(worker=1, chunk=0, step=0, version=0)])
+    receive(server)
+    leaver.close()
+    receive(server, seconds=0.1)
+    for _ in range(3):
+        server.reply("worker1", [Answer(1, 0, 0)], [b"weights"])
+
+
+def test_a_server_that_is_not_there_is_named():
+    worker = StreamPost("worker0", KINDS, JobKey("k"))
+    with pytest.raises(ExchangeError, match="worker0 cannot reach server0 at @nobody"):
+        worker.connect("server0", "@nobody")
+    worker.close()
 
 
 def test_proofs_differ_by_name_and_key():

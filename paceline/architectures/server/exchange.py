@@ -202,6 +202,13 @@ class WorkerSide:
 
     # Called by the loop.
 
+    def place(self, messages: Sequence[AnyMessage]) -> memoryview | None:
+        """Where an answer's weights belong. Nobody reads them before the answer is handled."""
+        match messages:
+            case [Answer(chunk=chunk)]:
+                return self._held.buffer(chunk)
+        return None
+
     def drain(self) -> None:
         while self._commands:
             self._commands.popleft()()
@@ -282,7 +289,9 @@ class WorkerSide:
         payload = next(payloads, None)
         if isinstance(payload, Tensor):
             target.copy_(payload)
-        elif payload is not None:  # else the seat is ours and wrote where we read
+        elif (
+            payload is not None
+        ):  # else it was received where we read, or written there by our seat
             target.copy_(from_buffer(payload, target.dtype))
 
     def _note(self, message: AnyMessage, payloads: Any) -> None:

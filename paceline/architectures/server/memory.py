@@ -28,6 +28,7 @@ class Flats:
             self._flats.append(memory[start:stop].view(DTYPES[flat.kind]))
             start = stop
         self._chunks = [self._flats[c.flat][c.start : c.stop] for c in layout.chunks]
+        self._buffers = [as_buffer(chunk) for chunk in self._chunks]
         self._layout = layout
 
     @classmethod
@@ -43,6 +44,10 @@ class Flats:
 
     def chunk(self, index: int) -> Tensor:
         return self._chunks[index]
+
+    def buffer(self, index: int) -> memoryview:
+        """A chunk's bytes, for the wire."""
+        return self._buffers[index]
 
     def parameter(self, index: int, like: Tensor) -> Tensor:
         """A parameter's place, seen with the shape and strides of `like`."""
@@ -60,7 +65,7 @@ class Flats:
             flat[end:].zero_()
 
     def close(self) -> None:
-        self._flats, self._chunks = [], []
+        self._flats, self._chunks, self._buffers = [], [], []
         if self.segment is not None:
             self.segment.close()
 

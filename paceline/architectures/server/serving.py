@@ -261,11 +261,10 @@ class ServerSide:
             self._gather(peer, answer)
             return
         self.flush()  # receipts and announcements keep their place before the answer
-        weights = self._served.chunk(answer.chunk)
         if peer == self._post.name:
-            self._reply(peer, [answer], [weights])
+            self._reply(peer, [answer], [self._served.chunk(answer.chunk)])
         else:
-            self._reply(peer, [answer], [as_buffer(weights)])
+            self._reply(peer, [answer], [self._served.buffer(answer.chunk)])
 
     def _reply(self, peer: str, messages: list[AnyMessage], payloads: Sequence[Any] = ()) -> None:
         if peer == self._post.name and self.deliver is not None:

@@ -27,7 +27,7 @@ from paceline.errors import SpecError
 from paceline.launch import Identity
 from paceline.protocol import ServerMachine, WorkerMachine, of_size
 from paceline.protocol.placement import seats as seats_of
-from paceline.wire import Post, Segment, Ticket
+from paceline.wire import Post, Segment, StreamPost, Ticket, ZeroMqPost
 
 
 @dataclass(kw_only=True)
@@ -195,10 +195,10 @@ def _open_post(
     """The member's mailbox, and its seat if it serves: then its address is made known."""
     identity = context.identity
     # Inside one host, and in emulated hosts nobody else can reach, the key admits members; between
-    # real hosts what they say is encrypted too.
-    encrypt = not identity.on_one_host and not identity.owns_interfaces
-    key = meeting.key(identity.key, leads)
-    post: Post[AnyMessage] = Post(identity.name, AnyMessage, key, encrypt=encrypt)
+    # real hosts what they say is encrypted too, unless the user trusts the network.
+    exposed = not identity.on_one_host and not identity.owns_interfaces
+    kind = ZeroMqPost if exposed and options.encrypt else StreamPost
+    post: Post[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
     members = [seat.member for seat in plan.seats]
     if identity.name not in members:
         return post, None
@@ -267,7 +267,7 @@ def _make_worker(
         window=None if plan.shared else options.window,
         declares=options.mode == "quorum",
     )
-    return WorkerSide(
+    worker = WorkerSide(
         plan=plan,
         worker=context.identity.rank,
         machine=machine,
@@ -278,6 +278,8 @@ def _make_worker(
         codec=make_codec(options.compression, options.topk_fraction),
         deadline_seconds=context.deadline_seconds,
     )
+    post.place = worker.place
+    return worker
 
 
 def _connect(post: Post[AnyMessage], plan: Plan, meeting: Meeting) -> None:
