@@ -25,6 +25,9 @@ from paceline.errors import MissingError, SpecError
 ULFM = "OMPI_MCA_mpi_ft_enable"
 """Set by `mpirun --with-ft ulfm`."""
 
+BUCKET_BYTES = 25 << 20
+"""Where the user leaves it to us: as large as torch's."""
+
 SPIN_SECONDS, POLL_SECONDS = 0.5e-3, 50e-6
 """Nobody late: answer at once. Somebody late: leave the core to whoever has work to do."""
 
@@ -36,7 +39,7 @@ class MpiRingArchitecture(BucketedArchitecture):
     """`ring:backend=mpi`."""
 
     def __init__(self, options: spec.Ring, context: Context) -> None:
-        super().__init__(MpiCollective(context), bucket_bytes=options.bucket_bytes)
+        super().__init__(MpiCollective(context), bucket_bytes=options.bucket_bytes or BUCKET_BYTES)
 
 
 class MpiCollective:

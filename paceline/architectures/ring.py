@@ -32,11 +32,11 @@ class RingArchitecture:
     def distribute(
         self, model: torch.nn.Module, optimizer: Optimizer
     ) -> tuple[torch.nn.Module, Optimizer]:
-        device = self._context.device
+        device, bucket_bytes = self._context.device, self._options.bucket_bytes
         self._model = RingModule(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            bucket_cap_mb=self._options.bucket_bytes / 2**20,
+            bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
             gradient_as_bucket_view=True,
         )
         return self._model, optimizer

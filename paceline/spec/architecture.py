@@ -27,13 +27,19 @@ class Ring(Spec, frozen=True, kw_only=True, tag_field="name", tag="ring"):
     """Synchronous all-reduce of gradients, bucketed, overlapped with backward."""
 
     backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
-    bucket: str = "25MiB"
+    bucket: str = "auto"
+    """Gradients that travel together; `auto` leaves it to the library (25 MiB, with a small first
+    one in torch's, so that the exchange starts early)."""
 
     def __post_init__(self) -> None:
-        parse_bytes(self.bucket, "architecture ring, bucket")
+        if self.bucket != "auto":
+            parse_bytes(self.bucket, "architecture ring, bucket")
 
     @property
-    def bucket_bytes(self) -> int:
+    def bucket_bytes(self) -> int | None:
+        """None for `auto`."""
+        if self.bucket == "auto":
+            return None
         return parse_bytes(self.bucket, "architecture ring, bucket")
 
 

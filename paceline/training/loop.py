@@ -66,10 +66,11 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
 
 def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
     """One thread per core of this worker's share, one GPU each; slow denormals count as zero."""
-    local_workers = max(1, min(session.identity.local_members, cluster.workers))
-    cores = len(os.sched_getaffinity(0))
-    pinned = cores < (os.cpu_count() or 1)
-    torch.set_num_threads(cluster.threads or (cores if pinned else max(1, cores // local_workers)))
+    if session.identity.launcher != "paceline":  # ours has said it; others guess, or say 1
+        local_workers = max(1, min(session.identity.local_members, cluster.workers))
+        cores = len(os.sched_getaffinity(0))
+        share = cores if cores < (os.cpu_count() or 1) else max(1, cores // local_workers)
+        torch.set_num_threads(cluster.threads or share)
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
         torch.cuda.set_device(session.identity.local_index % torch.cuda.device_count())
