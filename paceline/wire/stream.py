@@ -34,7 +34,7 @@ _HELLO_BYTES = 1024
 _TURN_BYTES = 8 << 20
 """Read from one connection before the others get their turn."""
 
-_PATIENT_BYTES = 512 << 10
+_PATIENT_BYTES = 128 << 10
 """A large payload wakes the thread when so much of it has come, not at every packet."""
 
 _BUFFERS_AT_ONCE = 64
