@@ -12,6 +12,14 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 
 
+def return_freed_memory() -> None:
+    """Give back what was freed so far, once: what setting up took and training will not need."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return
+
+
 def keep_freed_memory() -> bool:
     """Let this process reuse the memory it frees; call it once, before tensors are made.
 

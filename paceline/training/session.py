@@ -22,13 +22,16 @@ from paceline import architectures, spec
 from paceline.architectures.base import Architecture, Context
 from paceline.errors import SpecError
 from paceline.launch import Identity, identify, meet
-from paceline.models.memory import keep_freed_memory
+from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, stores
 from paceline.training.device_clock import DeviceClock
 
 RECENT_STEPS = 20
+SETTLED_STEPS = 2
+"""After so many, buckets are rebuilt and optimizers have their state: what was freed by then is not
+needed again."""
 
 
 class Session:
@@ -145,6 +148,7 @@ class Session:
         model.register_forward_hook(self._after_forward)
         optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
         optimizer.register_step_post_hook(self._after_step)
+        return_freed_memory()
         return model, optimizer
 
     def scale_gradients(self, scale: float) -> None:
@@ -187,6 +191,8 @@ class Session:
         self._write_open_step()
         self._open_step, self._loss = (entry, self._loss), None
         self.step, self._samples = self.step + 1, 0
+        if len(self.recent) == SETTLED_STEPS:
+            return_freed_memory()
 
     def _write_open_step(self) -> None:
         """A step is written one step late, when reading its loss no longer stalls a GPU."""

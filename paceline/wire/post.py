@@ -56,15 +56,16 @@ class Post(ABC, Generic[T]):
         self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @abstractmethod
-    def bind(self, address: str = "") -> str:
+    def bind(self, address: str = "", unsent_bytes: int | None = None) -> str:
         """Start to serve; returns the endpoint to tell the others.
 
         Without an address it is a socket of this host without a file: nothing stays behind, even
-        after kill -9. Who may talk is decided by the key, as everywhere.
+        after kill -9. Who may talk is decided by the key, as everywhere. `unsent_bytes`: what the
+        kernel may hold for each who connects, where a post can say so; None leaves it to TCP.
         """
 
     @abstractmethod
-    def connect(self, peer: str, endpoint: str) -> None:
+    def connect(self, peer: str, endpoint: str, unsent_bytes: int | None = None) -> None:
         """Open the way to a serving member and show that we belong to the job."""
 
     def send(self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = ()) -> None:

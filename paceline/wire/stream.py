@@ -53,13 +53,15 @@ class StreamPost(Post[T]):
         super().__init__(name, kind, key)
         self._decoder = msgspec.msgpack.Decoder(tuple[list[int], list[kind]])
         self._listener: socket.socket | None = None
+        self._unsent_bytes: int | None = None
         self._servers: dict[str, _Stream[T]] = {}
         self._workers: dict[str, _Stream[T]] = {}
         self._streams: dict[int, _Stream[T]] = {}
         self._poll = select.epoll()
         self._poll.register(self._wake_descriptor, select.EPOLLIN)
 
-    def bind(self, address: str = "") -> str:
+    def bind(self, address: str = "", unsent_bytes: int | None = None) -> str:
+        self._unsent_bytes = unsent_bytes
         if address:
             self._listener = socket.create_server((address, 0), backlog=1024)
             endpoint = f"{address}:{self._listener.getsockname()[1]}"
@@ -72,13 +74,13 @@ class StreamPost(Post[T]):
         self._poll.register(self._listener, select.EPOLLIN)
         return endpoint
 
-    def connect(self, peer: str, endpoint: str) -> None:
+    def connect(self, peer: str, endpoint: str, unsent_bytes: int | None = None) -> None:
         try:
             line = _connected(endpoint)
         except OSError as error:
             reason = f"{self.name} cannot reach {peer} at {endpoint} ({error.strerror or error})."
             raise ExchangeError(reason) from error
-        stream = self._servers[peer] = self._add(line, peer, for_server=False)
+        stream = self._servers[peer] = self._add(line, peer, unsent_bytes)
         hello = msgspec.msgpack.encode(_Hello(self.name, self._key.proof(self.name)))
         self._write(stream, hello, ())
 
@@ -204,13 +206,16 @@ class StreamPost(Post[T]):
             line, _ = listener.accept()
         except BlockingIOError:  # who called has given up
             return
-        self._add(line, peer="", for_server=True)
+        self._add(line, "", self._unsent_bytes)
 
-    def _add(self, line: socket.socket, peer: str, *, for_server: bool) -> "_Stream[T]":
+    def _add(self, line: socket.socket, peer: str, unsent_bytes: int | None) -> "_Stream[T]":
+        """Take up a connection to `peer`, or from one who has not said yet who it is."""
         line.setblocking(False)
         if line.family != socket.AF_UNIX:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream: _Stream[T] = _Stream(line, peer, for_server)
+            if unsent_bytes is not None:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent_bytes)
+        stream: _Stream[T] = _Stream(line, peer, for_server=not peer)
         self._streams[line.fileno()] = stream
         self._poll.register(line, select.EPOLLIN)
         return stream

@@ -34,7 +34,7 @@ class ZeroMqPost(Post[T]):
         self._poller = zmq.Poller()
         self._poller.register(self._wake_descriptor, zmq.POLLIN)
 
-    def bind(self, address: str = "") -> str:
+    def bind(self, address: str = "", unsent_bytes: int | None = None) -> str:
         assert address, "inside one host nothing needs encryption"
         socket = self._socket(zmq.ROUTER)
         socket.router_handover = True
@@ -45,7 +45,7 @@ class ZeroMqPost(Post[T]):
         self._poller.register(socket, zmq.POLLIN)
         return f"tcp://{address}:{port}"
 
-    def connect(self, peer: str, endpoint: str) -> None:
+    def connect(self, peer: str, endpoint: str, unsent_bytes: int | None = None) -> None:
         socket = self._socket(zmq.DEALER)
         socket.routing_id = self.name.encode()
         self._key.protect_client(socket)

@@ -49,3 +49,15 @@ def keep_own(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch
 def test_the_comparison_notices_gradients_that_are_not_averaged(reference):
     parts = run_members(train_without_averaging, workers=2, architecture=spec.Ring())
     assert largest_difference(whole(parts), reference) > 1e-3
+
+
+def starts_with_a_small_bucket(session: Session) -> bool:
+    model = torch.nn.Linear(4, 4)
+    model, _ = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return bool(model.bucket_bytes_cap_default)
+
+
+@pytest.mark.parametrize(("bucket", "small"), [("auto", True), ("25MiB", False)])
+def test_the_exchange_starts_early_unless_the_user_sizes_the_buckets(bucket, small):
+    ring = spec.Ring(bucket=bucket)
+    assert run_members(starts_with_a_small_bucket, workers=2, architecture=ring) == [small, small]

@@ -2,6 +2,7 @@
 
 import time
 
+import torch
 from torch import nn
 
 from paceline.training.session import init
@@ -19,3 +20,10 @@ def with_dropout(num_classes: int) -> nn.Module:
     """Draws random numbers in every step."""
     layers = [nn.Linear(3 * 32 * 32, 32), nn.Dropout(0.5), nn.Linear(32, num_classes)]
     return nn.Sequential(nn.Flatten(), *layers)
+
+
+def on_one_thread() -> nn.Module:
+    """For a member that shares this machine's cores, though it has an emulated host to itself."""
+    threads = torch.get_num_threads()
+    assert threads == 1, f"{threads} threads"
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))

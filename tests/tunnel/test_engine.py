@@ -121,6 +121,11 @@ def test_a_script_of_ones_own_runs_there(rights, tmp_path):
     ]
 
 
+def test_members_share_the_cores_of_this_machine(rights, tmp_path):
+    asked = spec.replace(experiment("cpu", "ring"), model="tests.training.models:on_one_thread")
+    assert engines.run(asked, tmp_path / "run").summary().status == "finished"
+
+
 def test_killing_the_parent_ends_the_members_and_the_next_start_sweeps(rights, tmp_path):
     path = tmp_path / "run"
     argv = [sys.executable, "-m", "paceline", "train", "--on", "tunnel", "--device", "k80"]
