@@ -77,11 +77,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 def fit_chunk_bytes(
     preferred_bytes: int, total_bytes: int, servers: int, minimum_bytes: int = 64 << 10
 ) -> int:
-    """Return a chunk size small enough that each server has two dozen to balance with.
+    """Return a chunk size small enough that each server has sixteen to balance with.
 
     Below the minimum the work per chunk costs more than imbalance does.
     """
-    fitting = total_bytes // (24 * max(servers, 1))
+    fitting = total_bytes // (16 * max(servers, 1))
     return max(minimum_bytes, min(preferred_bytes, fitting))
 
 

@@ -68,5 +68,5 @@ def test_small_parameters_share_a_chunk_and_kinds_do_not():
 @pytest.mark.parametrize("servers", [1, 4])
 def test_chunk_size_leaves_enough_chunks_to_balance(servers):
     total_bytes = 100 << 20
-    assert total_bytes / fit_chunk_bytes(64 << 20, total_bytes, servers) >= 24 * servers
+    assert total_bytes / fit_chunk_bytes(64 << 20, total_bytes, servers) >= 16 * servers
     assert fit_chunk_bytes(1 << 18, total_bytes, servers) == 1 << 18
