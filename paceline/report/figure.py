@@ -108,7 +108,8 @@ def _line_names(paper: spec.Paper, rows: Sequence[Row]) -> dict[str, str]:
     names = {}
     for row in rows:
         value = getattr(row, paper.lines)
-        name = f"{value} {FACTORS[paper.lines]}" if paper.lines in FACTORS else str(value)
+        unit = FACTORS.get(paper.lines, "")
+        name = f"{value} {unit.removesuffix('s') if value == 1 else unit}".strip()
         if paper.lines != "architecture" and several and row.architecture != "single":
             name += f", {row.architecture}"
         names[row.cell] = "single" if paper.lines == "servers" and not value else name
