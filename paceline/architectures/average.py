@@ -91,6 +91,10 @@ class AverageArchitecture:
     @torch.no_grad()
     def _exchange(self, *, in_turn: bool) -> None:
         """One round. In turn and overlapped, its sum comes back with the next round."""
+        alone = len(self._collective.members) == 1 and self._options.outer == "none"
+        if alone and self._sent is None:
+            self._is_agreed = True  # one's own weights are the mean
+            return
         self._correct()
         self._average([*self._buffers, *self._optimizer_state()])
         self._rounds += 1
