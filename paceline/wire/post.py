@@ -39,9 +39,10 @@ class Parcel(Generic[T]):
 
 
 class Post(ABC, Generic[T]):
-    """One member's sockets. `kind` is the type of messages it takes, e.g. `Push | Answer`."""
+    """One member's sockets. Each kind is made with the type of messages it takes, e.g.
+    `Push | Answer`."""
 
-    def __init__(self, name: str, kind: Any, key: JobKey) -> None:
+    def __init__(self, name: str, key: JobKey) -> None:
         self.name = name
         self.refused = 0
         """Parcels from strangers, thrown away."""
@@ -50,22 +51,21 @@ class Post(ABC, Generic[T]):
         self.place: Callable[[Sequence[T]], memoryview | None] = lambda messages: None
         """Where the first payload of a parcel with these messages belongs, if that is known before
         it has come; a post that can receives it there."""
-        self._kind, self._key = kind, key
+        self._key = key
         self._encoder = msgspec.msgpack.Encoder()
         self._local: deque[Parcel[T]] = deque()
         self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @abstractmethod
-    def bind(self, address: str = "", unsent_bytes: int | None = None) -> str:
+    def bind(self, address: str = "") -> str:
         """Start to serve; returns the endpoint to tell the others.
 
         Without an address it is a socket of this host without a file: nothing stays behind, even
-        after kill -9. Who may talk is decided by the key, as everywhere. `unsent_bytes`: what the
-        kernel may hold for each who connects, where a post can say so; None leaves it to TCP.
+        after kill -9. Who may talk is decided by the key, as everywhere.
         """
 
     @abstractmethod
-    def connect(self, peer: str, endpoint: str, unsent_bytes: int | None = None) -> None:
+    def connect(self, peer: str, endpoint: str) -> None:
         """Open the way to a serving member and show that we belong to the job."""
 
     def send(self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = ()) -> None:

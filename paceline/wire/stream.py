@@ -50,18 +50,16 @@ class StreamPost(Post[T]):
     """One connection to each member it talks with."""
 
     def __init__(self, name: str, kind: Any, key: JobKey) -> None:
-        super().__init__(name, kind, key)
+        super().__init__(name, key)
         self._decoder = msgspec.msgpack.Decoder(tuple[list[int], list[kind]])
         self._listener: socket.socket | None = None
-        self._unsent_bytes: int | None = None
         self._servers: dict[str, _Stream[T]] = {}
         self._workers: dict[str, _Stream[T]] = {}
         self._streams: dict[int, _Stream[T]] = {}
         self._poll = select.epoll()
         self._poll.register(self._wake_descriptor, select.EPOLLIN)
 
-    def bind(self, address: str = "", unsent_bytes: int | None = None) -> str:
-        self._unsent_bytes = unsent_bytes
+    def bind(self, address: str = "") -> str:
         if address:
             self._listener = socket.create_server((address, 0), backlog=1024)
             endpoint = f"{address}:{self._listener.getsockname()[1]}"
@@ -74,13 +72,13 @@ class StreamPost(Post[T]):
         self._poll.register(self._listener, select.EPOLLIN)
         return endpoint
 
-    def connect(self, peer: str, endpoint: str, unsent_bytes: int | None = None) -> None:
+    def connect(self, peer: str, endpoint: str) -> None:
         try:
             line = _connected(endpoint)
         except OSError as error:
             reason = f"{self.name} cannot reach {peer} at {endpoint} ({error.strerror or error})."
             raise ExchangeError(reason) from error
-        stream = self._servers[peer] = self._add(line, peer, unsent_bytes)
+        stream = self._servers[peer] = self._add(line, peer)
         hello = msgspec.msgpack.encode(_Hello(self.name, self._key.proof(self.name)))
         self._write(stream, hello, ())
 
@@ -114,7 +112,8 @@ class StreamPost(Post[T]):
             return
         views = [memoryview(payload).cast("B") for payload in payloads]
         head = self._encoder.encode(([view.nbytes for view in views], messages))
-        self._write(stream, head, [view for view in views if view.nbytes])
+        views = [view for view in views if view.nbytes]
+        self._write(stream, head, views)
         if copy:
             for place in range(-min(len(views), len(stream.unsent)), 0):
                 stream.unsent[place] = memoryview(bytes(stream.unsent[place]))
@@ -206,15 +205,13 @@ class StreamPost(Post[T]):
             line, _ = listener.accept()
         except BlockingIOError:  # who called has given up
             return
-        self._add(line, "", self._unsent_bytes)
+        self._add(line, peer="")
 
-    def _add(self, line: socket.socket, peer: str, unsent_bytes: int | None) -> "_Stream[T]":
+    def _add(self, line: socket.socket, peer: str) -> "_Stream[T]":
         """Take up a connection to `peer`, or from one who has not said yet who it is."""
         line.setblocking(False)
         if line.family != socket.AF_UNIX:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if unsent_bytes is not None:
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent_bytes)
         stream: _Stream[T] = _Stream(line, peer, for_server=not peer)
         self._streams[line.fileno()] = stream
         self._poll.register(line, select.EPOLLIN)

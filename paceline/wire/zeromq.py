@@ -24,7 +24,7 @@ class ZeroMqPost(Post[T]):
     """How many there are in this process."""
 
     def __init__(self, name: str, kind: Any, key: JobKey) -> None:
-        super().__init__(name, kind, key)
+        super().__init__(name, key)
         ZeroMqPost._open += 1
         self._decoder = msgspec.msgpack.Decoder(list[kind])
         self._context = zmq.Context(io_threads=1)
@@ -34,7 +34,7 @@ class ZeroMqPost(Post[T]):
         self._poller = zmq.Poller()
         self._poller.register(self._wake_descriptor, zmq.POLLIN)
 
-    def bind(self, address: str = "", unsent_bytes: int | None = None) -> str:
+    def bind(self, address: str = "") -> str:
         assert address, "inside one host nothing needs encryption"
         socket = self._socket(zmq.ROUTER)
         socket.router_handover = True
@@ -45,7 +45,7 @@ class ZeroMqPost(Post[T]):
         self._poller.register(socket, zmq.POLLIN)
         return f"tcp://{address}:{port}"
 
-    def connect(self, peer: str, endpoint: str, unsent_bytes: int | None = None) -> None:
+    def connect(self, peer: str, endpoint: str) -> None:
         socket = self._socket(zmq.DEALER)
         socket.routing_id = self.name.encode()
         self._key.protect_client(socket)

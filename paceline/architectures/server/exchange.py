@@ -289,9 +289,7 @@ class WorkerSide:
         payload = next(payloads, None)
         if isinstance(payload, Tensor):
             target.copy_(payload)
-        elif (
-            payload is not None
-        ):  # else it was received where we read, or written there by our seat
+        elif payload is not None:  # None: it was received into its place, or our own seat wrote it
             target.copy_(from_buffer(payload, target.dtype))
 
     def _note(self, message: AnyMessage, payloads: Any) -> None:

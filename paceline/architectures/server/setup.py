@@ -25,11 +25,9 @@ from paceline.architectures.server.plan import (
 from paceline.architectures.server.serving import ServerSide
 from paceline.errors import SpecError
 from paceline.launch import Identity
-from paceline.protocol import Seat, ServerMachine, WorkerMachine, of_size
+from paceline.protocol import ServerMachine, WorkerMachine, of_size
 from paceline.protocol.placement import seats as seats_of
 from paceline.wire import Post, Segment, StreamPost, Ticket, ZeroMqPost
-
-LARGEST_UNSENT_BYTES = 256 << 10
 
 
 @dataclass(kw_only=True)
@@ -204,23 +202,9 @@ def _open_post(
     members = [seat.member for seat in plan.seats]
     if identity.name not in members:
         return post, None
-    seat = members.index(identity.name)
-    address = "" if plan.shared else identity.address
-    endpoint = post.bind(address, _unsent_bytes(plan, plan.seats[seat]))
+    endpoint = post.bind("" if plan.shared else identity.address)
     meeting.leave(f"post/{identity.name}", endpoint)
-    return post, seat
-
-
-def _unsent_bytes(plan: Plan, seat: Seat) -> int | None:
-    """What the kernel may hold for a connection with `seat`, where seats have unequal shares.
-
-    TCP gives flows that share a link parts of it in proportion to what each has under way. With
-    equal parts the links of the seats that carry most would idle first and be late at the end.
-    """
-    largest = max(other.share for other in plan.seats)
-    if all(other.share == largest for other in plan.seats):
-        return None
-    return round(LARGEST_UNSENT_BYTES * seat.share / largest)
+    return post, members.index(identity.name)
 
 
 def _offer_gradients(plan: Plan, meeting: Meeting, identity: Identity) -> Flats:
@@ -301,8 +285,7 @@ def _make_worker(
 def _connect(post: Post[AnyMessage], plan: Plan, meeting: Meeting) -> None:
     for seat in plan.seats:
         if seat.member != post.name:
-            endpoint = meeting.read(f"post/{seat.member}", str, seat.member)
-            post.connect(seat.member, endpoint, _unsent_bytes(plan, seat))
+            post.connect(seat.member, meeting.read(f"post/{seat.member}", str, seat.member))
 
 
 def _share_weights(
