@@ -1,13 +1,14 @@
 """The worker's side of an exchange: which chunk goes next, to whom, and which weights are there.
 
 `handle(event) -> actions`, with no clock, socket or tensor. Chunks that the next forward pass needs
-first go first. At most `window` chunks are under way to one server without a receipt, so that an
-urgent chunk never queues behind many others; a seat with a smaller share has a smaller window,
-because a link divides itself by what is under way on it. The window opens on *receipt*: opened by
-the answer it would deadlock, because an answer may wait for a worker that sends in another order.
+first go first, whoever serves them: in the order in which they were dealt, so that every seat gets
+its share of the link. At most `window` chunks for each seat are under way in all, so that an urgent
+chunk never queues behind many others. The window opens on *receipt*: opened by the answer it would
+deadlock, because an answer may wait for a worker that sends in another order.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -55,9 +56,11 @@ class WorkerMachine:
         owners: Sequence[int],
         *,
         window: int | None = None,
+        own_seat: int | None = None,
         declares: bool = False,
     ) -> None:
-        """`declares`: tell the arbiter when a step's gradients are made (mode `quorum`)."""
+        """`own_seat`: in this worker's process, where nothing has to travel. `declares`: tell the
+        arbiter when a step's gradients are made (mode `quorum`)."""
         self.worker = worker
         self.step = 0
         self.late_chunks = 0
@@ -67,9 +70,11 @@ class WorkerMachine:
         self._versions = [0] * len(chunks)
         self._made = 0
         self._outstanding: set[int] = set()
-        self._windows = None if window is None else _windows(window, chunks, owners)
-        self._unreceived: list[set[int]] = [set() for _ in range(max(owners, default=0) + 1)]
-        self._queues: list[list[tuple[int, int, Push]]] = [[] for _ in self._unreceived]
+        self._own_seat = own_seat
+        self._num_seats = max(owners, default=0) + 1
+        self._window = math.inf if window is None else window * self._num_seats
+        self._unreceived: set[int] = set()
+        self._queue: list[tuple[int, int, Push]] = []
 
     @property
     def outstanding(self) -> frozenset[int]:
@@ -94,7 +99,7 @@ class WorkerMachine:
                 return self._answered(event)
         if self.worker not in event.workers:
             return []
-        return [Send(seat, event) for seat in range(1, len(self._queues))]
+        return [Send(seat, event) for seat in range(1, self._num_seats)]
 
     def _ready(self, event: Ready) -> list[Action]:
         chunk = event.chunk
@@ -117,8 +122,10 @@ class WorkerMachine:
         )
         self._outstanding.add(chunk)
         seat = self._owners[chunk]
-        heapq.heappush(self._queues[seat], (self._urgency[chunk], chunk, push))
-        return [*self._fill(seat), *self._count_made()]
+        if seat == self._own_seat:
+            return [Send(seat, push), *self._count_made()]
+        heapq.heappush(self._queue, (self._urgency[chunk], chunk, push))
+        return [*self._fill(), *self._count_made()]
 
     def _count_made(self) -> list[Action]:
         self._made += 1
@@ -130,9 +137,8 @@ class WorkerMachine:
         return [Send(0, declare)] if self._declares else []
 
     def _received(self, chunk: int) -> list[Action]:
-        seat = self._owners[chunk]
-        self._unreceived[seat].discard(chunk)
-        return self._fill(seat)
+        self._unreceived.discard(chunk)
+        return self._fill()
 
     def _answered(self, answer: Answer) -> list[Action]:
         self._outstanding.discard(answer.chunk)
@@ -141,21 +147,11 @@ class WorkerMachine:
         # An answer says that the push was received, should the receipt still be on its way.
         return [Usable(answer.chunk, answer.version), *self._received(answer.chunk)]
 
-    def _fill(self, seat: int) -> list[Action]:
-        """Send to `seat` while its window is open, the most urgent chunk first."""
-        queue, unreceived = self._queues[seat], self._unreceived[seat]
+    def _fill(self) -> list[Action]:
+        """Send while the window is open, the most urgent chunk first."""
         actions: list[Action] = []
-        while queue and (self._windows is None or len(unreceived) < self._windows[seat]):
-            _, chunk, push = heapq.heappop(queue)
-            if self._windows is not None:
-                unreceived.add(chunk)
-            actions.append(Send(seat, push))
+        while self._queue and len(self._unreceived) < self._window:
+            _, chunk, push = heapq.heappop(self._queue)
+            self._unreceived.add(chunk)
+            actions.append(Send(self._owners[chunk], push))
         return actions
-
-
-def _windows(largest: int, chunks: Sequence[Chunk], owners: Sequence[int]) -> list[int]:
-    """The window of each seat, in proportion to the bytes it carries."""
-    loads = [0] * (max(owners, default=0) + 1)
-    for chunk, owner in zip(chunks, owners, strict=True):
-        loads[owner] += chunk.size_bytes
-    return [max(1, round(largest * load / max(loads))) for load in loads]

@@ -59,8 +59,9 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
 
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"
-    window: int = 6
-    """Chunks a worker may have sent to one server without a receipt; more delay urgent ones."""
+    window: int = 3
+    """Chunks for each server that a worker may have sent without a receipt, in all; more delay
+    urgent ones."""
 
     encrypt: bool = True
     """Between real hosts; `false` on a network you trust, as gloo and MPI do: it costs CPU."""
@@ -73,7 +74,7 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
         problem = f"staleness = {self.staleness} is negative."
         require(self.staleness >= 0, where, problem, "write 0 (equal to sync) or more.")
         problem = f"window = {self.window} is not at least 1."
-        require(self.window >= 1, where, problem, "write 6.")
+        require(self.window >= 1, where, problem, "write 3.")
         problem = f"quorum = {self.quorum} is negative."
         require(self.quorum >= 0, where, problem, "write how many workers' gradients count.")
         problem = f"topk_fraction = {self.topk_fraction:g} is not in (0, 1]."

@@ -70,7 +70,9 @@ class Worker:
 class Network:
     """Any message under way may arrive next; whoever can compute may do so next."""
 
-    def __init__(self, rng, workers, seats, chunks, steps, *, window, hold=False, **rule):
+    def __init__(
+        self, rng, workers, seats, chunks, steps, *, window, hold=False, colocated=False, **rule
+    ):
         worker_class = rule.pop("worker_class", WorkerMachine)
         server_class = rule.pop("server_class", ServerMachine)
         self.rng, self.hold = rng, hold
@@ -79,7 +81,12 @@ class Network:
         self.workers = [
             Worker(
                 worker_class(
-                    w, self.table, self.owners, window=window, declares=rule["mode"] == "quorum"
+                    w,
+                    self.table,
+                    self.owners,
+                    window=window,
+                    own_seat=w if colocated and w < seats else None,
+                    declares=rule["mode"] == "quorum",
                 ),
                 chunks,
                 steps,
@@ -216,10 +223,10 @@ def check_sync(network, workers, steps):
 
 
 @settings(max_examples=80, deadline=None)
-@given(rng=randoms, size=sizes, window=windows, hold=st.booleans())
-def test_sync_sums_every_worker_once_a_step_in_any_order(rng, size, window, hold):
+@given(rng=randoms, size=sizes, window=windows, hold=st.booleans(), colocated=st.booleans())
+def test_sync_sums_every_worker_once_a_step_in_any_order(rng, size, window, hold, colocated):
     workers, _, _, steps = size
-    network = Network(rng, *size, window=window, hold=hold, mode="sync").run()
+    network = Network(rng, *size, window=window, hold=hold, colocated=colocated, mode="sync").run()
     check_sync(network, workers, steps)
 
 
@@ -303,8 +310,8 @@ class OpensOnAnswer(WorkerMachine):
 
 
 class ForgetsAChunk(WorkerMachine):
-    def _fill(self, seat):
-        actions = super()._fill(seat)
+    def _fill(self):
+        actions = super()._fill()
         return actions[:-1] if self.step > 1 else actions
 
 
@@ -339,3 +346,29 @@ def test_a_broken_protocol_is_caught(mutant):
         return False
 
     assert any(caught(seed) for seed in range(30))
+
+
+def sends(actions):
+    return [action.message.chunk for action in actions if isinstance(action, Send)]
+
+
+def test_the_most_urgent_chunk_goes_next_whoever_serves_it():
+    """One window for all seats: a link carries chunks in the order in which they were dealt."""
+    machine = WorkerMachine(0, make_chunks(6), [0, 1, 0, 1, 0, 1], window=1)
+    assert [sends(machine.handle(Ready(chunk))) for chunk in (5, 4, 3, 0, 1)] == [
+        [5],
+        [4],
+        [],
+        [],
+        [],
+    ]
+    assert sends(machine.handle(Receipt(0, 5))) == [0]
+    assert sends(machine.handle(Receipt(0, 0))) == [1]
+    assert sends(machine.handle(Receipt(0, 4))) == [3]
+
+
+def test_what_stays_in_this_process_does_not_wait_for_the_link():
+    machine = WorkerMachine(0, make_chunks(4), [0, 1, 0, 1], window=1, own_seat=0)
+    assert [sends(machine.handle(Ready(chunk))) for chunk in (3, 1, 2, 0)] == [[3], [1], [2], [0]]
+    machine = WorkerMachine(0, make_chunks(4), [0, 1, 0, 1], window=1)
+    assert [sends(machine.handle(Ready(chunk))) for chunk in (3, 1, 2, 0)] == [[3], [1], [], []]

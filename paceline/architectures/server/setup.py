@@ -265,6 +265,7 @@ def _make_worker(
         plan.layout.chunks,
         plan.owners,
         window=None if plan.shared else options.window,
+        own_seat=next((i for i, s in enumerate(plan.seats) if s.member == post.name), None),
         declares=options.mode == "quorum",
     )
     worker = WorkerSide(
