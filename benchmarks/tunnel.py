@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import msgspec
 
 from paceline import engines, spec
+from paceline.errors import PacelineError
 from paceline.protocol.placement import exchange_seconds
 from paceline.record import RunFolder
 from paceline.spec.profile import DeviceProfile, find_profile, save_profile
@@ -30,6 +32,7 @@ from paceline.tunnel.links import PAYLOAD_FRACTION, SEGMENT_BYTES
 WORKERS, LINK, BATCH = 4, "1gbit", 32
 PAYLOAD_BYTES_PER_SECOND = 1e9 / 8 * PAYLOAD_FRACTION
 COMPUTE_SECONDS = (0.15, 0.9, 1.5)
+TRIES, PAUSE_SECONDS = 4, 15.0
 DDP_SCRIPT = str(Path(__file__).with_name("tunnel_ddp.py").absolute())
 
 ROWS: dict[str, tuple[str, int]] = {
@@ -59,7 +62,7 @@ def main() -> None:
         for repeat in range(options.repeats):
             for name, compute in cells:
                 path = Path(temporary) / f"{name}-{compute:g}-{repeat}"
-                row = measure(name, compute, path, options)
+                row = measure_patiently(name, compute, path, options)
                 results[name, compute].append(row)
                 text = f"{name}, compute {compute:g} s: {row['seconds']:.3f} s a step"
                 print(text, file=sys.stderr, flush=True)
@@ -91,6 +94,19 @@ def planned(options: argparse.Namespace) -> list[tuple[str, float]]:
     cells += [(name, compute) for compute in asked for name in STRAGGLER_ROWS]
     wanted = set(filter(None, options.only.split(",")))
     return [cell for cell in cells if not wanted or cell[0] in wanted]
+
+
+def measure_patiently(
+    name: str, compute: float, path: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """A link that another program's burst of work held up is measured again a little later."""
+    for attempt in range(1, TRIES):
+        try:
+            return measure(name, compute, path.with_name(f"{path.name}-{attempt}"), options)
+        except PacelineError as error:
+            print(f"{name}, compute {compute:g} s, again: {error}", file=sys.stderr, flush=True)
+            time.sleep(PAUSE_SECONDS)
+    return measure(name, compute, path, options)
 
 
 def measure(name: str, compute: float, path: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -84,10 +84,17 @@ class StreamPost(Post[T]):
 
     def close(self) -> None:
         end = time.monotonic() + LINGER_SECONDS
+        waiting = select.poll()  # for room alone: what others still send is not read any more
+        for stream in self._streams.values():
+            if stream.unsent:
+                waiting.register(stream.line, select.POLLOUT)
         while any(s.unsent for s in self._streams.values()) and time.monotonic() < end:
-            for descriptor, events in self._poll.poll(0.05):
-                if descriptor in self._streams and events & ~select.EPOLLIN:
-                    self._go_on(self._streams[descriptor])
+            for descriptor, _ in waiting.poll(50):
+                stream = self._streams[descriptor]
+                stream.write()
+                if stream.closed or not stream.unsent:
+                    waiting.unregister(descriptor)
+                    stream.unsent.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
         if self._listener is not None:

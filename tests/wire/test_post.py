@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 
 import pytest
@@ -147,6 +148,20 @@ def test_a_copied_reply_does_not_follow_its_memory(pair):
         server.receive(0.0)
         parcels += worker.receive(0.01)
     assert bytes(parcels[0].payloads[0]) == b"1" * 20_000_000
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1"])
+def test_close_sends_what_is_still_to_be_sent(address):
+    server, worker = (StreamPost(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
+    worker.connect("server0", server.bind(address))
+    push = Push(worker=0, chunk=0, step=0, version=0)
+    worker.send("server0", [push], [b"g" * 20_000_000])
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    (parcel,) = receive(server)
+    closing.join()
+    assert bytes(parcel.payloads[0]) == b"g" * 20_000_000
+    server.close()
 
 
 def test_a_parcel_to_oneself_is_not_encoded():
