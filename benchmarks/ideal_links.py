@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import tunnel
 from tunnel import COMPUTE_SECONDS, PAYLOAD_BYTES_PER_SECOND, WORKERS, profile_of
 
 from paceline import protocol, spec
@@ -26,12 +27,12 @@ from paceline.protocol.placement import Placement, exchange_seconds
 from paceline.spec.profile import Layer
 
 ROWS: dict[str, tuple[Placement, int]] = {
-    "server-1": ("dedicated", 1),
-    "server-2": ("dedicated", 2),
-    "server-4": ("dedicated", 4),
-    "colocated": ("colocated", 0),
-    "optimal-2": ("optimal", 2),
+    name: (architecture.placement, servers)
+    for name, (text, servers) in tunnel.ROWS.items()
+    if isinstance(architecture := spec.parse_architecture(text), spec.Server)
 }
+"""Those of `tunnel.py` that have servers."""
+
 STEPS, WARMUP_STEPS = 8, 3
 Connection = tuple[str, str, str]
 """From, to, and what it carries: pushes and answers between two members have one each."""

@@ -137,7 +137,7 @@ def set_up_worker(
     if seat is not None:
         store = served or (held if exclusive else Flats.private(plan.layout))
         server = _make_server(options, context, plan, meeting, post, seat, store)
-    worker = _make_worker(options, context, plan, post, held, served, gradients)
+    worker = _make_worker(options, context, plan, post, seat, held, served, gradients)
     loop = MemberLoop(post, worker, server)
     member = WorkerMember(
         plan=plan,
@@ -256,6 +256,7 @@ def _make_worker(
     context: Context,
     plan: Plan,
     post: Post[AnyMessage],
+    seat: int | None,
     held: Flats,
     served: Flats | None,
     gradients: Flats | None,
@@ -265,7 +266,7 @@ def _make_worker(
         plan.layout.chunks,
         plan.owners,
         window=None if plan.shared else options.window,
-        own_seat=next((i for i, s in enumerate(plan.seats) if s.member == post.name), None),
+        own_seat=seat,
         declares=options.mode == "quorum",
     )
     worker = WorkerSide(
