@@ -22,7 +22,7 @@ from tunnel import COMPUTE_SECONDS, PAYLOAD_BYTES_PER_SECOND, WORKERS, profile_o
 
 from paceline import protocol, spec
 from paceline.architectures.server.plan import TRAVELLING_CHUNK_BYTES
-from paceline.protocol import Answer, ParameterSize, Push, Ready, Receipt, Send, Usable
+from paceline.protocol import Answer, Departed, ParameterSize, Push, Ready, Send, Usable
 from paceline.protocol.placement import Placement, exchange_seconds
 from paceline.spec.profile import Layer
 
@@ -211,18 +211,18 @@ class Job:
                     self._carry(
                         (f"worker{rank}", self._seats[seat], "push"),
                         push.chunk,
-                        lambda seat=seat, push=push: self._serve(seat, push),
+                        lambda seat=seat, push=push: self._serve(rank, seat, push),
                     )
                 case Usable() if self._needed[rank]:
                     self._needed[rank].discard(action.chunk)
                     if not self._needed[rank]:
                         self._go_on(rank)
 
-    def _serve(self, seat: int, push: Push) -> None:
+    def _serve(self, rank: int, seat: int, push: Push) -> None:
+        if self._seats[seat] != f"worker{rank}":
+            self._act(rank, self._workers[rank].handle(Departed(push.chunk)))
         for action in self._servers[seat].handle(push):
             match action:
-                case Receipt():
-                    self._act(action.worker, self._workers[action.worker].handle(action))
                 case Answer():
                     self._carry(
                         (self._seats[seat], f"worker{action.worker}", "answer"),

@@ -16,11 +16,10 @@ from paceline.protocol.messages import (
     Message,
     Pull,
     Push,
-    Receipt,
 )
 from paceline.protocol.placement import Seat, deal, exchange_seconds, loads_bytes, seats
 from paceline.protocol.server import Announce, Drop, Keep, Measure, ServerMachine, Update
-from paceline.protocol.worker import Ready, Send, Usable, WorkerMachine
+from paceline.protocol.worker import Departed, Ready, Send, Usable, WorkerMachine
 
 __all__ = [
     "Announce",
@@ -29,6 +28,7 @@ __all__ = [
     "Chunk",
     "Commit",
     "Declare",
+    "Departed",
     "Drop",
     "Join",
     "Keep",
@@ -41,7 +41,6 @@ __all__ = [
     "Pull",
     "Push",
     "Ready",
-    "Receipt",
     "Seat",
     "Send",
     "ServerMachine",

@@ -35,13 +35,6 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Sum, but update only when every worker has sent `Commit` (clipping by global norm)."""
 
 
-class Receipt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The server has the chunk in hand: the worker's window opens. Not yet an answer."""
-
-    worker: int
-    chunk: int
-
-
 class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The weights of one chunk, for one worker; follows each push, and each pull."""
 

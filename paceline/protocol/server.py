@@ -31,7 +31,6 @@ from paceline.protocol.messages import (
     Message,
     Pull,
     Push,
-    Receipt,
 )
 
 Mode = Literal["sync", "async", "bounded", "quorum"]
@@ -78,7 +77,7 @@ class Announce(msgspec.Struct, frozen=True):
     chosen: Chosen
 
 
-Action = Keep | Drop | Update | Measure | Announce | Answer | Receipt
+Action = Keep | Drop | Update | Measure | Announce | Answer
 
 
 class _Step:
@@ -123,7 +122,6 @@ class ServerMachine:
         mode: Mode = "sync",
         staleness: int = 0,
         quorum: int = 0,
-        receipts: bool = True,
     ) -> None:
         self.members = members
         self.staleness: dict[int, Counter[int]] = {}
@@ -133,7 +131,6 @@ class ServerMachine:
         self._mode = mode
         self._staleness = staleness if mode == "bounded" else 0
         self._quorum = quorum if mode == "quorum" else 0
-        self._receipts = receipts
         self._slots = {chunk: _Slot() for chunk in chunks}
         self._commits: dict[int, set[int]] = {}
         self._declared: dict[int, set[int]] = {}
@@ -186,19 +183,18 @@ class ServerMachine:
         if push.worker not in self.members.workers:
             self.late[push.worker] += 1  # sent before it was lost, and overtaken by that news
             return [Drop(push)]
-        actions: list[Action] = [Receipt(push.worker, push.chunk)] if self._receipts else []
         self._count_staleness(slot, push)
         index = slot.version if self._mode == "async" else push.step
         slot.waiting[push.worker] = index + 1 - self._staleness
         if self._is_late(slot, push, index):
-            return [*actions, self._drop(slot, push), *self._close(push.chunk, slot)]
+            return [self._drop(slot, push), *self._close(push.chunk, slot)]
         step = slot.steps.setdefault(index, _Step())
         if push.worker in step.pushes:
             raise ExchangeError(
                 f"worker {push.worker} pushed chunk {push.chunk} twice in step {index}."
             )
         step.pushes[push.worker] = push
-        return [*actions, Keep(push), *self._close(push.chunk, slot)]
+        return [Keep(push), *self._close(push.chunk, slot)]
 
     def _is_late(self, slot: _Slot, push: Push, index: int) -> bool:
         chosen = self._chosen.get(index)

@@ -2,9 +2,10 @@
 
 `handle(event) -> actions`, with no clock, socket or tensor. Chunks that the next forward pass needs
 first go first, whoever serves them: in the order in which they were dealt, so that every seat gets
-its share of the link. At most `window` chunks for each seat are under way in all, so that an urgent
-chunk never queues behind many others. The window opens on *receipt*: opened by the answer it would
-deadlock, because an answer may wait for a worker that sends in another order.
+its share of the link. At most `window` chunks for each seat wait to depart, in all, so that an
+urgent chunk never queues behind many others. The window opens when a chunk has *departed*: opened
+by the answer it would deadlock, because an answer may wait for a worker that sends in another
+order.
 """
 
 import heapq
@@ -15,7 +16,7 @@ import msgspec
 
 from paceline.errors import ExchangeError
 from paceline.protocol.chunks import Chunk
-from paceline.protocol.messages import Answer, Chosen, Declare, Push, Receipt
+from paceline.protocol.messages import Answer, Chosen, Declare, Push
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):
@@ -26,6 +27,12 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     empty: bool = False
     absent: tuple[int, ...] = ()
     hold: bool = False
+
+
+class Departed(msgspec.Struct, frozen=True, gc=False):
+    """Event: the network has taken a chunk that was sent; others may follow."""
+
+    chunk: int
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +49,7 @@ class Usable(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
-Event = Ready | Receipt | Answer | Chosen
+Event = Ready | Departed | Answer | Chosen
 Action = Send | Usable
 
 
@@ -73,7 +80,7 @@ class WorkerMachine:
         self._own_seat = own_seat
         self._num_seats = max(owners, default=0) + 1
         self._window = math.inf if window is None else window * self._num_seats
-        self._unreceived: set[int] = set()
+        self._departing = 0
         self._queue: list[tuple[int, int, Push]] = []
 
     @property
@@ -93,8 +100,9 @@ class WorkerMachine:
         match event:
             case Ready():
                 return self._ready(event)
-            case Receipt():
-                return self._received(event.chunk)
+            case Departed():
+                self._departing -= 1
+                return self._fill()
             case Answer():
                 return self._answered(event)
         if self.worker not in event.workers:
@@ -136,22 +144,17 @@ class WorkerMachine:
         self.step += 1
         return [Send(0, declare)] if self._declares else []
 
-    def _received(self, chunk: int) -> list[Action]:
-        self._unreceived.discard(chunk)
-        return self._fill()
-
     def _answered(self, answer: Answer) -> list[Action]:
         self._outstanding.discard(answer.chunk)
         self._versions[answer.chunk] = answer.version
         self.late_chunks += answer.late
-        # An answer says that the push was received, should the receipt still be on its way.
-        return [Usable(answer.chunk, answer.version), *self._received(answer.chunk)]
+        return [Usable(answer.chunk, answer.version)]
 
     def _fill(self) -> list[Action]:
         """Send while the window is open, the most urgent chunk first."""
         actions: list[Action] = []
-        while self._queue and len(self._unreceived) < self._window:
+        while self._queue and self._departing < self._window:
             _, chunk, push = heapq.heappop(self._queue)
-            self._unreceived.add(chunk)
+            self._departing += 1
             actions.append(Send(self._owners[chunk], push))
         return actions

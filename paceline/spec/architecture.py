@@ -60,8 +60,8 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"
     window: int = 3
-    """Chunks for each server that a worker may have sent without a receipt, in all; more delay
-    urgent ones."""
+    """Chunks for each server that may wait for the network to take them, in all; more delay urgent
+    ones."""
 
     encrypt: bool = True
     """Between real hosts; `false` on a network you trust, as gloo and MPI do: it costs CPU."""

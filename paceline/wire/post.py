@@ -51,6 +51,9 @@ class Post(ABC, Generic[T]):
         self.place: Callable[[Sequence[T]], memoryview | None] = lambda messages: None
         """Where the first payload of a parcel with these messages belongs, if that is known before
         it has come; a post that can receives it there."""
+        self.departed: deque[Sequence[T]] = deque()
+        """The messages of `tracked` parcels that the network has taken, in that order, for the
+        receiving thread to empty."""
         self._key = key
         self._encoder = msgspec.msgpack.Encoder()
         self._local: deque[Parcel[T]] = deque()
@@ -68,12 +71,19 @@ class Post(ABC, Generic[T]):
     def connect(self, peer: str, endpoint: str) -> None:
         """Open the way to a serving member and show that we belong to the job."""
 
-    def send(self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = ()) -> None:
-        """To the server's side of `peer`, from a worker's."""
+    def send(
+        self,
+        peer: str,
+        messages: Sequence[T],
+        payloads: Sequence[Any] = (),
+        tracked: bool = False,
+    ) -> None:
+        """To the server's side of `peer`, from a worker's; `tracked`: see `departed`. What stays in
+        this process has nowhere to depart to, and is not tracked."""
         if peer == self.name:
             self._local.append(Parcel(peer, messages, payloads, for_server=True))
         else:
-            self._send(peer, messages, payloads)
+            self._send(peer, messages, payloads, tracked)
 
     def reply(
         self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = (), copy: bool = False
@@ -88,8 +98,9 @@ class Post(ABC, Generic[T]):
             self._reply(peer, messages, payloads, copy)
 
     def receive(self, timeout_seconds: float) -> list[Parcel[T]]:
-        """Wait for parcels or a wake-up; returns what has come, possibly nothing."""
-        arrived = self._receive(0.0 if self._local else timeout_seconds)
+        """Wait for parcels, departures or a wake-up; returns what has come, possibly nothing."""
+        idle = not self._local and not self.departed
+        arrived = self._receive(timeout_seconds if idle else 0.0)
         parcels = [*self._local, *arrived]
         self._local.clear()
         return parcels
@@ -103,7 +114,9 @@ class Post(ABC, Generic[T]):
         """Send what is still to be sent, for `LINGER_SECONDS` at most, and close the sockets."""
 
     @abstractmethod
-    def _send(self, peer: str, messages: Sequence[T], payloads: Sequence[Any]) -> None: ...
+    def _send(
+        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], tracked: bool
+    ) -> None: ...
 
     @abstractmethod
     def _reply(

@@ -34,8 +34,12 @@ _HELLO_BYTES = 1024
 _TURN_BYTES = 8 << 20
 """Read from one connection before the others get their turn."""
 
-_PATIENT_BYTES = 128 << 10
+_PATIENT_BYTES = 512 << 10
 """A large payload wakes the thread when so much of it has come, not at every packet."""
+
+_LOOPBACK_BYTES = 512 << 10
+"""The kernel holds of what is to be sent inside one host: more would fall out of the cores' cache
+before it is read. Between hosts the kernel finds what the way needs."""
 
 _BUFFERS_AT_ONCE = 64
 CONNECT_SECONDS = 30.0
@@ -102,33 +106,41 @@ class StreamPost(Post[T]):
         self._poll.close()
         os.close(self._wake_descriptor)
 
-    def _send(self, peer: str, messages: Sequence[T], payloads: Sequence[Any]) -> None:
-        self._parcel(self._servers.get(peer), messages, payloads, copy=False)
+    def _send(
+        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], tracked: bool
+    ) -> None:
+        self._parcel(self._servers.get(peer), messages, payloads, tracked=tracked)
 
     def _reply(self, peer: str, messages: Sequence[T], payloads: Sequence[Any], copy: bool) -> None:
-        self._parcel(self._workers.get(peer), messages, payloads, copy)
+        self._parcel(self._workers.get(peer), messages, payloads, copy=copy)
 
     def _parcel(
         self,
         stream: "_Stream[T] | None",
         messages: Sequence[T],
         payloads: Sequence[Any],
-        copy: bool,
+        copy: bool = False,
+        tracked: bool = False,
     ) -> None:
         if stream is None or stream.closed:
             return
         views = [memoryview(payload).cast("B") for payload in payloads]
         head = self._encoder.encode(([view.nbytes for view in views], messages))
         views = [view for view in views if view.nbytes]
-        self._write(stream, head, views)
+        self._write(stream, head, views, messages if tracked else None)
         if copy:
             for place in range(-min(len(views), len(stream.unsent)), 0):
                 stream.unsent[place] = memoryview(bytes(stream.unsent[place]))
 
-    def _write(self, stream: "_Stream[T]", head: bytes, views: Sequence[memoryview]) -> None:
+    def _write(
+        self,
+        stream: "_Stream[T]",
+        head: bytes,
+        views: Sequence[memoryview],
+        tracked: Sequence[T] | None = None,
+    ) -> None:
         idle = not stream.unsent
-        stream.unsent.append(memoryview(_LENGTH.pack(len(head)) + head))
-        stream.unsent.extend(views)
+        stream.put([memoryview(_LENGTH.pack(len(head)) + head), *views], tracked)
         if idle:
             self._go_on(stream)
 
@@ -136,6 +148,7 @@ class StreamPost(Post[T]):
         """Send what the kernel takes now; ask to be told when it takes more."""
         waited = stream.waits
         self.bytes_sent += stream.write()
+        self.departed.extend(stream.departed())
         if stream.closed:
             self._drop(stream)
         elif waited != stream.waits:
@@ -160,9 +173,9 @@ class StreamPost(Post[T]):
     def _read(self, stream: "_Stream[T]") -> Iterator[Parcel[T]]:
         """What one connection has, up to a fair number of bytes."""
         before = stream.bytes_received
-        while not stream.closed and stream.bytes_received - before < _TURN_BYTES:
-            if not stream.fill():
-                break
+        more = True
+        while more and not stream.closed and stream.bytes_received - before < _TURN_BYTES:
+            more = stream.fill()
             if not stream.peer:
                 self._welcome(stream)
             while stream.peer and (taken := self._next(stream)) is not None:
@@ -219,6 +232,8 @@ class StreamPost(Post[T]):
         line.setblocking(False)
         if line.family != socket.AF_UNIX:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if line.getsockname()[0] == line.getpeername()[0]:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BYTES)
         stream: _Stream[T] = _Stream(line, peer, for_server=not peer)
         self._streams[line.fileno()] = stream
         self._poll.register(line, select.EPOLLIN)
@@ -243,7 +258,9 @@ class _Stream(Generic[T]):
         self.waits = False
         """For the kernel to take more."""
         self.unsent: deque[memoryview] = deque()
-        self.bytes_received = 0
+        self.bytes_put = self.bytes_sent = self.bytes_received = 0
+        self.tracked: deque[tuple[int, Sequence[T]]] = deque()
+        """At how many bytes sent which messages have departed."""
         self.messages: list[T] | None = None
         """Of the parcel whose payloads are coming."""
         self.payloads: list[memoryview | None] = []
@@ -252,6 +269,17 @@ class _Stream(Generic[T]):
         self._start = bytearray(_HEAD_BYTES)
         self._begin = self._end = 0
         self._lowest = 1
+
+    def put(self, views: Sequence[memoryview], tracked: Sequence[T] | None) -> None:
+        """To be sent; `tracked` are the messages to tell of when all of it has been."""
+        self.unsent.extend(views)
+        self.bytes_put += sum(view.nbytes for view in views)
+        if tracked is not None:
+            self.tracked.append((self.bytes_put, tracked))
+
+    def departed(self) -> Iterator[Sequence[T]]:
+        while self.tracked and self.tracked[0][0] <= self.bytes_sent:
+            yield self.tracked.popleft()[1]
 
     def write(self) -> int:
         """Hand the kernel what it takes; returns the bytes."""
@@ -269,16 +297,20 @@ class _Stream(Generic[T]):
             total += count
             while unsent and count >= unsent[0].nbytes:
                 count -= unsent.popleft().nbytes
-            if count:
+            if count:  # it took a part, so it has no more room
                 unsent[0] = unsent[0][count:]
+                self.waits = True
+                break
+        self.bytes_sent += total
         return total
 
     def fill(self) -> bool:
-        """Take once from the kernel, into the payload that is missing or else where heads come;
-        False when there is nothing."""
-        target = self.missing[0] if self.missing else memoryview(self._start)[self._end :]
+        """Take once from the kernel: what is missing of payloads, and what follows to where heads
+        come. False when it has no more for now."""
+        room = memoryview(self._start)[self._end :]
+        targets = [*self.missing, room]
         try:
-            count = self.line.recv_into(target)
+            count = self.line.recvmsg_into(targets)[0]
         except BlockingIOError:
             return False
         except OSError:
@@ -287,11 +319,12 @@ class _Stream(Generic[T]):
             self.closed = True
             return False
         self.bytes_received += count
-        if self.missing:
-            self._arrived(count)
-        else:
-            self._end += count
-        return True
+        while self.missing and count:
+            there = min(count, self.missing[0].nbytes)
+            self._arrived(there)
+            count -= there
+        self._end += count
+        return count == room.nbytes
 
     def take_head(self, at_most: int | None = None) -> bytes | None:
         """The next head, when all of it is there; more than `at_most` bytes close the line."""

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic
 
 import msgspec
 import zmq
@@ -15,6 +17,19 @@ from paceline.wire.post import LINGER_SECONDS, Parcel, Post, T
 
 BURST = 64
 """Parcels taken from one socket before the others get their turn."""
+
+
+PARCELS_AHEAD = 4
+"""Handed to ZeroMQ for one server before it has sent them; the rest waits here."""
+
+
+@dataclass(slots=True)
+class _Line(Generic[T]):
+    """The way to one server, and what waits for it."""
+
+    socket: "zmq.Socket[bytes]"
+    unsent: deque[tuple[list[Any], Sequence[T] | None]] = field(default_factory=deque)
+    """Frames, and the messages to tell of when they depart."""
 
 
 class ZeroMqPost(Post[T]):
@@ -29,14 +44,14 @@ class ZeroMqPost(Post[T]):
         self._decoder = msgspec.msgpack.Decoder(list[kind])
         self._context = zmq.Context(io_threads=1)
         self._router: zmq.Socket[bytes] | None = None
-        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._servers: dict[str, _Line[T]] = {}
         self._known: set[str] = set()
         self._poller = zmq.Poller()
         self._poller.register(self._wake_descriptor, zmq.POLLIN)
 
     def bind(self, address: str = "") -> str:
         assert address, "inside one host nothing needs encryption"
-        socket = self._socket(zmq.ROUTER)
+        socket = self._socket(zmq.ROUTER, parcels=0)  # it must not wait for a slow worker
         socket.router_handover = True
         socket.router_mandatory = True
         self._key.protect_server(socket)
@@ -46,26 +61,51 @@ class ZeroMqPost(Post[T]):
         return f"tcp://{address}:{port}"
 
     def connect(self, peer: str, endpoint: str) -> None:
-        socket = self._socket(zmq.DEALER)
+        socket = self._socket(zmq.DEALER, PARCELS_AHEAD)
         socket.routing_id = self.name.encode()
         self._key.protect_client(socket)
         socket.connect(endpoint)
         socket.send(self._key.proof(self.name))
-        self._dealers[peer] = socket
+        self._servers[peer] = _Line(socket)
         self._poller.register(socket, zmq.POLLIN)
 
     def close(self) -> None:
-        for socket in (self._router, *self._dealers.values()):
-            if socket is not None:
-                socket.close(linger=round(LINGER_SECONDS * 1000))
+        milliseconds = round(LINGER_SECONDS * 1000)
+        for line in self._servers.values():
+            line.socket.sndtimeo = milliseconds
+            with contextlib.suppress(zmq.Again):
+                for frames, _ in line.unsent:
+                    line.socket.send_multipart(frames)
+            line.socket.close(linger=milliseconds)
+        if self._router is not None:
+            self._router.close(linger=milliseconds)
         self._context.term()
         os.close(self._wake_descriptor)
         ZeroMqPost._open -= 1
         if ZeroMqPost._open == 0:
             garbage.gc.stop()  # pyzmq's thread that frees what was sent without a copy
 
-    def _send(self, peer: str, messages: Sequence[T], payloads: Sequence[Any]) -> None:
-        self._transmit(self._dealers[peer], [self._encoder.encode(messages), *payloads])
+    def _send(
+        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], tracked: bool
+    ) -> None:
+        line = self._servers[peer]
+        frames = [self._encoder.encode(messages), *payloads]
+        line.unsent.append((frames, messages if tracked else None))
+        if len(line.unsent) == 1:
+            self._go_on(line)
+
+    def _go_on(self, line: _Line[T]) -> None:
+        """Send what ZeroMQ takes now; ask to be told when it takes more."""
+        while line.unsent:
+            frames, tracked = line.unsent[0]
+            try:
+                self._transmit(line.socket, frames, zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            line.unsent.popleft()
+            if tracked is not None:
+                self.departed.append(tracked)
+        self._poller.modify(line.socket, zmq.POLLIN | (zmq.POLLOUT if line.unsent else 0))
 
     def _reply(self, peer: str, messages: Sequence[T], payloads: Sequence[Any], copy: bool) -> None:
         assert self._router is not None, "a member that does not serve has nobody to reply to"
@@ -75,22 +115,30 @@ class ZeroMqPost(Post[T]):
 
     def _receive(self, timeout_seconds: float) -> list[Parcel[T]]:
         parcels: list[Parcel[T]] = []
-        for socket, _ in self._poller.poll(max(0, round(timeout_seconds * 1000))):
-            if socket == self._wake_descriptor:
-                self._awake()
-            elif socket is self._router:
-                parcels += self._from_router()
-            else:
-                parcels += self._from_dealer(socket)
+        ready = dict(self._poller.poll(max(0, round(timeout_seconds * 1000))))
+        if self._wake_descriptor in ready:
+            self._awake()
+        if self._router in ready:
+            parcels += self._from_router()
+        for peer, line in self._servers.items():
+            events = ready.get(line.socket, 0)
+            if events & zmq.POLLOUT:
+                self._go_on(line)
+            if events & zmq.POLLIN:
+                taken = _burst(line.socket)
+                parcels += [self._unpack(peer, frames, for_server=False) for frames in taken]
         return parcels
 
-    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+    def _socket(self, kind: int, parcels: int) -> "zmq.Socket[bytes]":
+        """One that takes so many parcels before they are sent; 0: any number."""
         socket = self._context.socket(kind)
-        socket.sndhwm = socket.rcvhwm = 0  # the window of the protocol is the limit
+        socket.sndhwm, socket.rcvhwm = parcels, 0
         return socket
 
-    def _transmit(self, socket: "zmq.Socket[bytes]", frames: list[Any], copy: bool = False) -> None:
-        socket.send_multipart(frames, copy=copy)
+    def _transmit(
+        self, socket: "zmq.Socket[bytes]", frames: list[Any], flags: int = 0, copy: bool = False
+    ) -> None:
+        socket.send_multipart(frames, flags, copy=copy)
         self.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
 
     def _from_router(self) -> list[Parcel[T]]:
@@ -105,10 +153,6 @@ class ZeroMqPost(Post[T]):
             else:
                 self.refused += 1
         return parcels
-
-    def _from_dealer(self, socket: "zmq.Socket[bytes]") -> list[Parcel[T]]:
-        peer = next(name for name, dealer in self._dealers.items() if dealer is socket)
-        return [self._unpack(peer, frames, for_server=False) for frames in _burst(socket)]
 
     def _unpack(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Parcel[T]:
         self.bytes_received += sum(len(frame) for frame in frames)

@@ -17,13 +17,13 @@ from paceline.protocol import (
     Answer,
     Chunk,
     Commit,
+    Departed,
     Drop,
     Keep,
     Leave,
     Measure,
     Push,
     Ready,
-    Receipt,
     Send,
     ServerMachine,
     Update,
@@ -78,6 +78,7 @@ class Network:
         self.rng, self.hold = rng, hold
         self.table = make_chunks(chunks)
         self.owners = [i % seats for i in range(chunks)]
+        self.own_seats = [w if colocated and w < seats else None for w in range(workers)]
         self.workers = [
             Worker(
                 worker_class(
@@ -85,7 +86,7 @@ class Network:
                     self.table,
                     self.owners,
                     window=window,
-                    own_seat=w if colocated and w < seats else None,
+                    own_seat=self.own_seats[w],
                     declares=rule["mode"] == "quorum",
                 ),
                 chunks,
@@ -98,7 +99,6 @@ class Network:
             server_class(
                 [i for i, owner in enumerate(self.owners) if owner == seat],
                 of_size(workers),
-                receipts=window is not None,
                 **rule,
             )
             for seat in range(seats)
@@ -134,7 +134,7 @@ class Network:
         worker = self.workers[w]
         chunk = self.rng.choice(sorted(worker.unmade))
         worker.unmade.remove(chunk)
-        self.act_worker(worker.machine.handle(Ready(chunk, hold=self.hold)))
+        self.act_worker(w, worker.machine.handle(Ready(chunk, hold=self.hold)))
 
     def deliver(self, to, message):
         role, index = to
@@ -145,13 +145,15 @@ class Network:
         elif isinstance(message, Measure):
             self.workers[index].measured.add(message.chunk)
         else:
-            self.act_worker(self.workers[index].machine.handle(message))
+            self.act_worker(index, self.workers[index].machine.handle(message))
 
-    def act_worker(self, actions):
+    def act_worker(self, w, actions):
         for action in actions:
             if isinstance(action, Send):
                 if isinstance(action.message, Push):
                     self.pushes.append(action.message)
+                    if action.seat != self.own_seats[w]:
+                        self.flight.append((("worker", w), Departed(action.message.chunk)))
                 self.flight.append((("server", action.seat), action.message))
 
     def act_server(self, actions):
@@ -174,7 +176,7 @@ class Network:
                         self.summed[worker, chunk] += 1
                 case Measure():
                     self.flight += [(("worker", w), action) for w in range(len(self.workers))]
-                case Answer() | Receipt():
+                case Answer():
                     self.flight.append((("worker", action.worker), action))
 
     def check_ended(self, steps):
@@ -201,7 +203,7 @@ class BoundedNetwork(Network):
                     for worker, _ in parts:
                         self.kept.remove((chunk, worker, step))
                         self.summed[worker, chunk] += 1
-                case Answer() | Receipt():
+                case Answer():
                     self.flight.append((("worker", action.worker), action))
 
 
@@ -306,7 +308,14 @@ class OpensOnAnswer(WorkerMachine):
     """The window opens only when the summed result returns: deadlocks (DESIGN section 7)."""
 
     def handle(self, event):
-        return [] if isinstance(event, Receipt) else super().handle(event)
+        if isinstance(event, Departed):
+            return []
+        actions = super().handle(event)
+        return (
+            [*actions, *super().handle(Departed(event.chunk))]
+            if isinstance(event, Answer)
+            else actions
+        )
 
 
 class ForgetsAChunk(WorkerMachine):
@@ -362,9 +371,9 @@ def test_the_most_urgent_chunk_goes_next_whoever_serves_it():
         [],
         [],
     ]
-    assert sends(machine.handle(Receipt(0, 5))) == [0]
-    assert sends(machine.handle(Receipt(0, 0))) == [1]
-    assert sends(machine.handle(Receipt(0, 4))) == [3]
+    assert sends(machine.handle(Departed(5))) == [0]
+    assert sends(machine.handle(Departed(0))) == [1]
+    assert sends(machine.handle(Departed(4))) == [3]
 
 
 def test_what_stays_in_this_process_does_not_wait_for_the_link():

@@ -64,7 +64,7 @@ def test_a_stranger_is_refused(pair):
 
 def close_without_waiting(post):
     if isinstance(post, ZeroMqPost):
-        post._dealers["server0"].close(linger=0)
+        post._servers.pop("server0").socket.close(linger=0)
     post.close()
 
 
@@ -84,7 +84,7 @@ def test_one_who_does_not_say_hello_is_refused(words):
 def nonsense(worker):
     words = b"\x80\x04cos\nsystem\n."
     if isinstance(worker, ZeroMqPost):
-        worker._dealers["server0"].send(words)
+        worker._servers["server0"].socket.send(words)
     else:
         worker._write(worker._servers["server0"], words, ())
 
@@ -136,6 +136,22 @@ def test_a_payload_is_received_where_it_belongs():
     server.close()
 
 
+def test_a_tracked_parcel_departs_when_the_network_takes_it(pair):
+    """Nobody reads, so the network takes some and not all; then it takes the rest, in order."""
+    server, worker, _ = pair
+    pushes = [Push(worker=0, chunk=number, step=0, version=0) for number in range(60)]
+    for push in pushes:
+        worker.send("server0", [push], [b"g" * 2_000_000], tracked=push.chunk % 2 == 0)
+    worker.receive(0.0)
+    assert len(worker.departed) < 30
+    parcels, end = [], time.monotonic() + 20
+    while len(parcels) < len(pushes) and time.monotonic() < end:
+        worker.receive(0.0)
+        parcels += server.receive(0.01)
+    assert [parcel.messages for parcel in parcels] == [[push] for push in pushes]
+    assert list(worker.departed) == [[push] for push in pushes[::2]]
+
+
 def test_a_copied_reply_does_not_follow_its_memory(pair):
     server, worker, _ = pair
     worker.send("server0", [Push(worker=0, chunk=0, step=0, version=0)])
@@ -167,8 +183,9 @@ def test_close_sends_what_is_still_to_be_sent(address):
 def test_a_parcel_to_oneself_is_not_encoded():
     post = StreamPost("worker0", KINDS, JobKey("k"))
     thing = object()
-    post.send("worker0", [Push(worker=0, chunk=0, step=0, version=0)], [thing])
+    post.send("worker0", [Push(worker=0, chunk=0, step=0, version=0)], [thing], tracked=True)
     (parcel,) = receive(post)
+    assert not post.departed
     assert parcel.payloads[0] is thing
     assert parcel.for_server
     post.close()

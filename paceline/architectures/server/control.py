@@ -69,7 +69,6 @@ class Missing(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     protocol.Push
-    | protocol.Receipt
     | protocol.Answer
     | protocol.Pull
     | protocol.Commit

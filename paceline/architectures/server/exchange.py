@@ -22,12 +22,12 @@ from paceline.protocol import (
     Answer,
     Chosen,
     Commit,
+    Departed,
     Join,
     Leave,
     Pull,
     Push,
     Ready,
-    Receipt,
     Send,
     Usable,
     WorkerMachine,
@@ -210,8 +210,15 @@ class WorkerSide:
         return None
 
     def drain(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
+        """Tell the machine what has departed, and do what the training thread asked for."""
+        departed = self._post.departed
+        while departed or self._commands:
+            while departed:
+                pushes = [m for m in departed.popleft() if isinstance(m, Push)]
+                for push in pushes:
+                    self._act(self.machine.handle(Departed(push.chunk)))
+            if self._commands:
+                self._commands.popleft()()
 
     def handle(self, parcel: Parcel[AnyMessage]) -> None:
         payloads = iter(parcel.payloads)
@@ -221,7 +228,7 @@ class WorkerSide:
                 case Answer():
                     self._install(message, payloads)
                     freed += self._act(self.machine.handle(message))
-                case Receipt() | Chosen():
+                case Chosen():
                     freed += self._act(self.machine.handle(message))
                 case _:
                     self._note(message, payloads)
@@ -261,7 +268,7 @@ class WorkerSide:
                     if isinstance(action.message, Push):
                         self._payloads.pop(action.message.chunk, None)
         for seat, messages in gathered.items():
-            self._post.send(self._members[seat], messages)
+            self._post.send(self._members[seat], messages, tracked=not self._plan.shared)
         return freed
 
     def _travels(self, push: Push) -> bool:
@@ -278,7 +285,8 @@ class WorkerSide:
             values = pieces[0][2]
         else:
             values = gather(pieces, torch.empty_like(elements))
-        self._post.send(self._members[seat], [push], [self.codec.encode(push.chunk, values)])
+        payload = self.codec.encode(push.chunk, values)
+        self._post.send(self._members[seat], [push], [payload], tracked=True)
 
     def _install(self, answer: Answer, payloads: Any) -> None:
         target = self._held.chunk(answer.chunk)

@@ -20,7 +20,7 @@ SHARED_CHUNK_BYTES = 2 << 20
 TRAVELLING_CHUNK_BYTES = 256 << 10
 """On a network a small chunk lets an urgent one overtake soon; beat 1 MiB in trials at 1 Gbit."""
 
-LOOPBACK_CHUNK_BYTES = 2 << 20
+LOOPBACK_CHUNK_BYTES = 4 << 20
 """Inside one host the work per message is what limits, so messages are few."""
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
@@ -114,7 +114,7 @@ def suitable_bytes(shared: bool, identity: Identity) -> tuple[int, int]:
     if shared:
         return SHARED_CHUNK_BYTES, SHARED_CHUNK_BYTES // 4
     if identity.on_one_host:
-        return LOOPBACK_CHUNK_BYTES, LOOPBACK_CHUNK_BYTES // 8
+        return LOOPBACK_CHUNK_BYTES, LOOPBACK_CHUNK_BYTES // 16
     return TRAVELLING_CHUNK_BYTES, TRAVELLING_CHUNK_BYTES // 4
 
 

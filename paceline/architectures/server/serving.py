@@ -35,7 +35,6 @@ from paceline.protocol import (
     Measure,
     Pull,
     Push,
-    Receipt,
     ServerMachine,
     Update,
 )
@@ -162,12 +161,10 @@ class ServerSide:
         self._plan_work(self.machine.handle(push), arrived)
 
     def _plan_work(self, actions: Sequence[Any], arrived: float) -> None:
-        """Receipts and announcements go at once; the rest waits its turn, chunk by chunk."""
+        """Announcements go at once; the rest waits its turn, chunk by chunk."""
         by_chunk: dict[int, list[Any]] = {}
         for action in actions:
             match action:
-                case Receipt():
-                    self._gather(f"worker{action.worker}", action)
                 case Announce():
                     for worker in self.machine.members.workers:
                         self._gather(f"worker{worker}", action.chosen)
@@ -260,7 +257,7 @@ class ServerSide:
         if self._plan.shared or (self._exclusive and peer == self._post.name):
             self._gather(peer, answer)
             return
-        self.flush()  # receipts and announcements keep their place before the answer
+        self.flush()  # announcements keep their place before the answer
         if peer == self._post.name:
             self._reply(peer, [answer], [self._served.chunk(answer.chunk)])
         else:

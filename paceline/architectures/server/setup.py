@@ -236,7 +236,6 @@ def _make_server(
         mode=options.mode,
         staleness=options.staleness,
         quorum=quorum_of(options, workers),
-        receipts=not plan.shared,
     )
     return ServerSide(
         plan=plan,
