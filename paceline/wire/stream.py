@@ -269,6 +269,7 @@ class _Stream(Generic[T]):
         self._start = bytearray(_HEAD_BYTES)
         self._begin = self._end = 0
         self._lowest = 1
+        self._is_tcp = line.family != socket.AF_UNIX
 
     def put(self, views: Sequence[memoryview], tracked: Sequence[T] | None) -> None:
         """To be sent; `tracked` are the messages to tell of when all of it has been."""
@@ -378,7 +379,7 @@ class _Stream(Generic[T]):
     def be_patient(self) -> None:
         """Have the kernel wake us for many bytes of a payload, for any of a head."""
         lowest = min(self.missing[0].nbytes, _PATIENT_BYTES) if self.missing else 1
-        if lowest != self._lowest and self.line.family != socket.AF_UNIX:
+        if lowest != self._lowest and self._is_tcp:
             self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
             self._lowest = lowest
 
