@@ -59,7 +59,7 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
 
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"
-    window: int = 3
+    window: int = 2
     """Chunks for each server that may wait for the network to take them, in all; more delay urgent
     ones."""
 
@@ -74,7 +74,7 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
         problem = f"staleness = {self.staleness} is negative."
         require(self.staleness >= 0, where, problem, "write 0 (equal to sync) or more.")
         problem = f"window = {self.window} is not at least 1."
-        require(self.window >= 1, where, problem, "write 3.")
+        require(self.window >= 1, where, problem, "write 2.")
         problem = f"quorum = {self.quorum} is negative."
         require(self.quorum >= 0, where, problem, "write how many workers' gradients count.")
         problem = f"topk_fraction = {self.topk_fraction:g} is not in (0, 1]."

@@ -41,6 +41,9 @@ _LOOPBACK_BYTES = 512 << 10
 """The kernel holds of what is to be sent inside one host: more would fall out of the cores' cache
 before it is read. Between hosts the kernel finds what the way needs."""
 
+_UNSENT_BYTES = 256 << 10
+"""The kernel holds for another host beyond what is on its way: nothing can overtake it there."""
+
 _BUFFERS_AT_ONCE = 64
 CONNECT_SECONDS = 30.0
 
@@ -234,6 +237,8 @@ class StreamPost(Post[T]):
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if line.getsockname()[0] == line.getpeername()[0]:
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BYTES)
+            else:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         stream: _Stream[T] = _Stream(line, peer, for_server=not peer)
         self._streams[line.fileno()] = stream
         self._poll.register(line, select.EPOLLIN)
