@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,15 +71,15 @@ class ZeroMqPost(Post[T]):
         self._poller.register(socket, zmq.POLLIN)
 
     def close(self) -> None:
-        milliseconds = round(LINGER_SECONDS * 1000)
+        end = time.monotonic() + LINGER_SECONDS
         for line in self._servers.values():
-            line.socket.sndtimeo = milliseconds
             with contextlib.suppress(zmq.Again):
                 for frames, _ in line.unsent:
+                    line.socket.sndtimeo = _milliseconds_until(end)
                     line.socket.send_multipart(frames)
-            line.socket.close(linger=milliseconds)
-        if self._router is not None:
-            self._router.close(linger=milliseconds)
+        for socket in (self._router, *(line.socket for line in self._servers.values())):
+            if socket is not None:
+                socket.close(linger=_milliseconds_until(end))
         self._context.term()
         os.close(self._wake_descriptor)
         ZeroMqPost._open -= 1
@@ -161,6 +162,10 @@ class ZeroMqPost(Post[T]):
         except (msgspec.MsgspecError, IndexError) as error:
             raise ExchangeError(f"{self.name} got a parcel it cannot read from {peer}.") from error
         return Parcel(peer, messages, [frame.buffer for frame in frames[1:]], for_server)
+
+
+def _milliseconds_until(end: float) -> int:
+    return max(0, round(1000 * (end - time.monotonic())))
 
 
 def _burst(socket: "zmq.Socket[bytes]") -> list[list[zmq.Frame]]:

@@ -166,17 +166,23 @@ def test_a_copied_reply_does_not_follow_its_memory(pair):
     assert bytes(parcels[0].payloads[0]) == b"1" * 20_000_000
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1"])
-def test_close_sends_what_is_still_to_be_sent(address):
-    server, worker = (StreamPost(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
+@pytest.mark.parametrize(
+    ("kind", "address"),
+    [(StreamPost, ""), (StreamPost, "127.0.0.1"), (ZeroMqPost, "127.0.0.1")],
+)
+def test_close_sends_what_is_still_to_be_sent(kind, address):
+    server, worker = (kind(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
     worker.connect("server0", server.bind(address))
-    push = Push(worker=0, chunk=0, step=0, version=0)
-    worker.send("server0", [push], [b"g" * 20_000_000])
+    pushes = [Push(worker=0, chunk=number, step=0, version=0) for number in range(7)]
+    for push in pushes:
+        worker.send("server0", [push], [b"g" * 3_000_000])
+    assert worker._servers["server0"].unsent
     closing = threading.Thread(target=worker.close)
     closing.start()
-    (parcel,) = receive(server)
+    parcels = receive(server, count=len(pushes))
     closing.join()
-    assert bytes(parcel.payloads[0]) == b"g" * 20_000_000
+    assert [parcel.messages for parcel in parcels] == [[push] for push in pushes]
+    assert all(bytes(parcel.payloads[0]) == b"g" * 3_000_000 for parcel in parcels)
     server.close()
 
 

@@ -213,12 +213,12 @@ class WorkerSide:
         """Tell the machine what has departed, and do what the training thread asked for."""
         departed = self._post.departed
         while departed or self._commands:
-            while departed:
-                pushes = [m for m in departed.popleft() if isinstance(m, Push)]
-                for push in pushes:
-                    self._act(self.machine.handle(Departed(push.chunk)))
-            if self._commands:
+            if not departed:
                 self._commands.popleft()()
+                continue
+            for message in departed.popleft():
+                if isinstance(message, Push):
+                    self._act(self.machine.handle(Departed(message.chunk)))
 
     def handle(self, parcel: Parcel[AnyMessage]) -> None:
         payloads = iter(parcel.payloads)
