@@ -128,10 +128,10 @@ class Job:
     ) -> None:
         sizes = [ParameterSize(name=x.name, elements=x.parameter_bytes // 4) for x in layers]
         seats = protocol.seats(placement, WORKERS, servers)
-        total = sum(size.size_bytes for size in sizes)
-        fitting = protocol.fit_chunk_bytes(TRAVELLING_CHUNK_BYTES, total, len(seats))
-        self.layout = protocol.cut(sizes, fitting)
-        owners = protocol.deal(self.layout.chunks, [seat.share for seat in seats])
+        shares = [seat.share for seat in seats]
+        self.layout, owners = protocol.cut_and_deal(
+            sizes, shares, TRAVELLING_CHUNK_BYTES, TRAVELLING_CHUNK_BYTES // 4
+        )
         self._seats = [seat.member for seat in seats]
         self._layers, self._links = layers, Links()
         self._chunks_of = [

@@ -6,6 +6,7 @@ that nothing is lost, only late. Weights travel back whole.
 """
 
 import time
+from abc import ABC, abstractmethod
 
 import msgspec
 import torch
@@ -17,14 +18,34 @@ from paceline.spec.architecture import Compression
 class Codec:
     """`none`: the gradient's own bytes, from where they lie."""
 
+    def encode(self, chunk: int, values: Tensor) -> memoryview:
+        """The payload for a gradient; called once per chunk and step, on the worker."""
+        return _bytes(values)
+
+    def decode(self, payload: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
+        """The gradient again; called on the server."""
+        return torch.frombuffer(payload, dtype=dtype)
+
+    def plain(self, values: Tensor) -> memoryview:
+        """The bytes themselves, for what must arrive as it is: weights, optimizer state."""
+        return _bytes(values)
+
+    def counters(self) -> dict[str, object]:
+        """What it cost, for the record."""
+        return {}
+
+
+class Lossy(Codec, ABC):
+    """Base of those that leave something out; keeps it for the next time."""
+
     def __init__(self) -> None:
         self.seconds = 0.0
         """Spent encoding and decoding."""
         self.raw_bytes = 0
         self.encoded_bytes = 0
+        self._left_out: dict[int, Tensor] = {}
 
     def encode(self, chunk: int, values: Tensor) -> memoryview:
-        """The payload for a gradient; called once per chunk and step, on the worker."""
         began = time.monotonic()
         payload = self._encode(chunk, values)
         self.raw_bytes += values.numel() * values.element_size()
@@ -33,32 +54,10 @@ class Codec:
         return payload
 
     def decode(self, payload: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
-        """The gradient again; called on the server."""
         began = time.monotonic()
         values = self._decode(payload, elements, dtype)
         self.seconds += time.monotonic() - began
         return values
-
-    def plain(self, values: Tensor) -> memoryview:
-        """The bytes themselves, for what must arrive as it is: weights, optimizer state."""
-        return _bytes(values)
-
-    def counters(self) -> dict[str, object]:
-        return {}
-
-    def _encode(self, chunk: int, values: Tensor) -> memoryview:
-        return _bytes(values)
-
-    def _decode(self, payload: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
-        return torch.frombuffer(payload, dtype=dtype)
-
-
-class Lossy(Codec):
-    """Base of those that leave something out; keeps it for the next time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._left_out: dict[int, Tensor] = {}
 
     def counters(self) -> dict[str, object]:
         return {
@@ -66,6 +65,12 @@ class Lossy(Codec):
             "compression_raw_bytes": self.raw_bytes,
             "compression_encoded_bytes": self.encoded_bytes,
         }
+
+    @abstractmethod
+    def _encode(self, chunk: int, values: Tensor) -> memoryview: ...
+
+    @abstractmethod
+    def _decode(self, payload: memoryview, elements: int, dtype: torch.dtype) -> Tensor: ...
 
     def _with_left_out(self, chunk: int, values: Tensor) -> Tensor:
         kept = self._left_out.get(chunk)
@@ -155,7 +160,10 @@ def make_codec(name: Compression, topk_fraction: float = 0.01) -> Codec:
 
 
 def _bytes(values: Tensor) -> memoryview:
-    return values.contiguous().view(torch.uint8).numpy().data
+    values = values.contiguous()
+    if values.dtype == torch.bfloat16:  # NumPy has no such numbers
+        values = values.view(torch.uint8)
+    return values.numpy().data
 
 
 def _raw(values: Tensor) -> bytes:

@@ -4,7 +4,7 @@ Everything here is decisions: no torch, no sockets, no clock. The runtime feeds 
 the network, the predictor from a virtual one, tests by hand.
 """
 
-from paceline.protocol.chunks import Chunk, Layout, ParameterSize, cut, fit_chunk_bytes
+from paceline.protocol.chunks import Chunk, Layout, ParameterSize, cut
 from paceline.protocol.membership import Membership, of_size
 from paceline.protocol.messages import (
     Answer,
@@ -17,7 +17,14 @@ from paceline.protocol.messages import (
     Pull,
     Push,
 )
-from paceline.protocol.placement import Seat, deal, exchange_seconds, loads_bytes, seats
+from paceline.protocol.placement import (
+    Seat,
+    cut_and_deal,
+    deal,
+    exchange_seconds,
+    loads_bytes,
+    seats,
+)
 from paceline.protocol.server import Announce, Drop, Keep, Measure, ServerMachine, Update
 from paceline.protocol.worker import Departed, Ready, Send, Usable, WorkerMachine
 
@@ -48,9 +55,9 @@ __all__ = [
     "Usable",
     "WorkerMachine",
     "cut",
+    "cut_and_deal",
     "deal",
     "exchange_seconds",
-    "fit_chunk_bytes",
     "loads_bytes",
     "of_size",
     "seats",

@@ -74,17 +74,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return sum(chunk.size_bytes for chunk in self.chunks)
 
 
-def fit_chunk_bytes(
-    preferred_bytes: int, total_bytes: int, servers: int, minimum_bytes: int = 64 << 10
-) -> int:
-    """Return a chunk size small enough that each server has sixteen to balance with.
-
-    Below the minimum the work per chunk costs more than imbalance does.
-    """
-    fitting = total_bytes // (16 * max(servers, 1))
-    return max(minimum_bytes, min(preferred_bytes, fitting))
-
-
 def cut(parameters: Sequence[ParameterSize], chunk_bytes: int) -> Layout:
     """Lay the parameters into flats and cut these into chunks of at most about `chunk_bytes`."""
     kinds = list(dict.fromkeys((p.group, p.kind, p.element_bytes) for p in parameters))

@@ -8,9 +8,15 @@ from typing import Literal
 
 import msgspec
 
-from paceline.protocol.chunks import Chunk
+from paceline.protocol.chunks import Chunk, Layout, ParameterSize, cut
 
 Placement = Literal["dedicated", "colocated", "optimal"]
+
+FEWEST_CHUNKS = 4
+"""For each seat, so that it sums one chunk while others are on their way."""
+
+EVEN = 1.05
+"""A seat may carry so many times its share."""
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +49,29 @@ def shares(placement: Placement, workers: int, servers: int) -> tuple[float, flo
         return 0.0, 1 / k
     inside = (n - k) / (n * n + k * n - 2 * k)
     return inside, (1 - n * inside) / k
+
+
+def cut_and_deal(
+    parameters: Sequence[ParameterSize],
+    shares: Sequence[float],
+    preferred_bytes: int,
+    least_bytes: int,
+) -> tuple[Layout, tuple[int, ...]]:
+    """Return chunks as large as preferred, or as even shares allow, and the seat of each.
+
+    Below `least_bytes` the work per chunk costs more than an uneven share does.
+    """
+    total_bytes = sum(parameter.size_bytes for parameter in parameters)
+    chunk_bytes = min(preferred_bytes, total_bytes // (FEWEST_CHUNKS * len(shares)))
+    while True:
+        chunk_bytes = max(chunk_bytes, least_bytes)
+        layout = cut(parameters, chunk_bytes)
+        owners = deal(layout.chunks, shares)
+        loads = loads_bytes(layout.chunks, owners, len(shares))
+        fullest = max(load / share for load, share in zip(loads, shares, strict=True))
+        if chunk_bytes == least_bytes or fullest <= EVEN * total_bytes:
+            return layout, owners
+        chunk_bytes //= 2
 
 
 def deal(chunks: Sequence[Chunk], shares: Sequence[float]) -> tuple[int, ...]:

@@ -128,12 +128,11 @@ class StreamPost(Post[T]):
         if stream is None or stream.closed:
             return
         views = [memoryview(payload).cast("B") for payload in payloads]
-        head = self._encoder.encode(([view.nbytes for view in views], messages))
-        views = [view for view in views if view.nbytes]
+        head = self._encoder.encode(([len(view) for view in views], messages))
         self._write(stream, head, views, messages if tracked else None)
         if copy:
             for place in range(-min(len(views), len(stream.unsent)), 0):
-                stream.unsent[place] = memoryview(bytes(stream.unsent[place]))
+                stream.unsent[place] = bytes(stream.unsent[place])
 
     def _write(
         self,
@@ -143,7 +142,7 @@ class StreamPost(Post[T]):
         tracked: Sequence[T] | None = None,
     ) -> None:
         idle = not stream.unsent
-        stream.put([memoryview(_LENGTH.pack(len(head)) + head), *views], tracked)
+        stream.put([_LENGTH.pack(len(head)) + head, *views], tracked)
         if idle:
             self._go_on(stream)
 
@@ -151,7 +150,8 @@ class StreamPost(Post[T]):
         """Send what the kernel takes now; ask to be told when it takes more."""
         waited = stream.waits
         self.bytes_sent += stream.write()
-        self.departed.extend(stream.departed())
+        if stream.tracked:
+            self.departed.extend(stream.departed())
         if stream.closed:
             self._drop(stream)
         elif waited != stream.waits:
@@ -168,21 +168,23 @@ class StreamPost(Post[T]):
                 if events & select.EPOLLOUT:
                     self._go_on(stream)
                 if events & ~select.EPOLLOUT and not stream.closed:
-                    parcels += self._read(stream)
+                    self._read(stream, parcels)
             elif self._listener is not None:
                 self._admit(self._listener)
         return parcels
 
-    def _read(self, stream: "_Stream[T]") -> Iterator[Parcel[T]]:
-        """What one connection has, up to a fair number of bytes."""
+    def _read(self, stream: "_Stream[T]", parcels: list[Parcel[T]]) -> None:
+        """Add to `parcels` what one connection has, up to a fair number of bytes."""
         before = stream.bytes_received
         more = True
         while more and not stream.closed and stream.bytes_received - before < _TURN_BYTES:
             more = stream.fill()
             if not stream.peer:
                 self._welcome(stream)
-            while stream.peer and (taken := self._next(stream)) is not None:
-                yield taken
+            while stream.peer and not stream.missing:
+                if (parcel := self._next(stream)) is None:
+                    break
+                parcels.append(parcel)
         self.bytes_received += stream.bytes_received - before
         if stream.closed:
             self._drop(stream)
@@ -262,7 +264,7 @@ class _Stream(Generic[T]):
         self.closed = False
         self.waits = False
         """For the kernel to take more."""
-        self.unsent: deque[memoryview] = deque()
+        self.unsent: deque[memoryview | bytes] = deque()
         self.bytes_put = self.bytes_sent = self.bytes_received = 0
         self.tracked: deque[tuple[int, Sequence[T]]] = deque()
         """At how many bytes sent which messages have departed."""
@@ -271,15 +273,15 @@ class _Stream(Generic[T]):
         self.payloads: list[memoryview | None] = []
         self.missing: deque[memoryview] = deque()
         """What of the payloads has not come, in order."""
-        self._start = bytearray(_HEAD_BYTES)
+        self._start = memoryview(bytearray(_HEAD_BYTES))
         self._begin = self._end = 0
         self._lowest = 1
         self._is_tcp = line.family != socket.AF_UNIX
 
-    def put(self, views: Sequence[memoryview], tracked: Sequence[T] | None) -> None:
+    def put(self, parts: Sequence[memoryview | bytes], tracked: Sequence[T] | None) -> None:
         """To be sent; `tracked` are the messages to tell of when all of it has been."""
-        self.unsent.extend(views)
-        self.bytes_put += sum(view.nbytes for view in views)
+        self.unsent.extend(parts)
+        self.bytes_put += sum(map(len, parts))
         if tracked is not None:
             self.tracked.append((self.bytes_put, tracked))
 
@@ -301,8 +303,8 @@ class _Stream(Generic[T]):
                 self.closed = True
                 break
             total += count
-            while unsent and count >= unsent[0].nbytes:
-                count -= unsent.popleft().nbytes
+            while unsent and count >= len(unsent[0]):
+                count -= len(unsent.popleft())
             if count:  # it took a part, so it has no more room
                 unsent[0] = unsent[0][count:]
                 self.waits = True
@@ -313,10 +315,9 @@ class _Stream(Generic[T]):
     def fill(self) -> bool:
         """Take once from the kernel: what is missing of payloads, and what follows to where heads
         come. False when it has no more for now."""
-        room = memoryview(self._start)[self._end :]
-        targets = [*self.missing, room]
+        missing, room = self.missing, self._start[self._end :]
         try:
-            count = self.line.recvmsg_into(targets)[0]
+            count = self.line.recvmsg_into([*missing, room])[0]
         except BlockingIOError:
             return False
         except OSError:
@@ -325,15 +326,17 @@ class _Stream(Generic[T]):
             self.closed = True
             return False
         self.bytes_received += count
-        while self.missing and count:
-            there = min(count, self.missing[0].nbytes)
-            self._arrived(there)
-            count -= there
+        while missing and count >= len(missing[0]):
+            count -= len(missing.popleft())
+        if missing:
+            missing[0] = missing[0][count:]
+            return False
         self._end += count
-        return count == room.nbytes
+        return count == len(room)
 
-    def take_head(self, at_most: int | None = None) -> bytes | None:
-        """The next head, when all of it is there; more than `at_most` bytes close the line."""
+    def take_head(self, at_most: int | None = None) -> memoryview | None:
+        """The next head, when all of it is there; more than `at_most` bytes close the line. It is
+        to be read before more is taken from the kernel."""
         there = self._end - self._begin
         if there < _LENGTH.size:
             self._make_room(_LENGTH.size)
@@ -347,7 +350,7 @@ class _Stream(Generic[T]):
             return None
         begin = self._begin + _LENGTH.size
         self._begin = begin + length
-        return bytes(memoryview(self._start)[begin : self._begin])
+        return self._start[begin : self._begin]
 
     def expect(self, sizes: Sequence[int], place: memoryview | None) -> None:
         """Payloads of these sizes follow; the first belongs into `place`, if it is given."""
@@ -360,30 +363,24 @@ class _Stream(Generic[T]):
                 target = np.empty(size, dtype=np.uint8).data
                 self.payloads.append(target)
             there = min(size, self._end - self._begin)
-            target[:there] = memoryview(self._start)[self._begin : self._begin + there]
+            target[:there] = self._start[self._begin : self._begin + there]
             self._begin += there
             if there < size:
                 self.missing.append(target[there:])
         if self._begin == self._end:
             self._begin = self._end = 0
 
-    def _arrived(self, count: int) -> None:
-        if count == self.missing[0].nbytes:
-            self.missing.popleft()
-        else:
-            self.missing[0] = self.missing[0][count:]
-
     def _make_room(self, needed: int) -> None:
         """Move what is there to the front, in a buffer that can hold `needed` bytes."""
-        there = self._start[self._begin : self._end]
+        there = bytes(self._start[self._begin : self._end])
         if needed > len(self._start):
-            self._start = bytearray(needed)
+            self._start = memoryview(bytearray(needed))
         self._start[: len(there)] = there
         self._begin, self._end = 0, len(there)
 
     def be_patient(self) -> None:
         """Have the kernel wake us for many bytes of a payload, for any of a head."""
-        lowest = min(self.missing[0].nbytes, _PATIENT_BYTES) if self.missing else 1
+        lowest = min(len(self.missing[0]), _PATIENT_BYTES) if self.missing else 1
         if lowest != self._lowest and self._is_tcp:
             self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
             self._lowest = lowest

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from paceline import models
-from paceline.protocol.chunks import ParameterSize, cut, fit_chunk_bytes
+from paceline.protocol.chunks import ParameterSize, cut
 from paceline.protocol.placement import (
+    cut_and_deal,
     deal,
     dedicated_seconds,
     exchange_seconds,
@@ -26,12 +27,28 @@ def model_sizes(name):
 @pytest.mark.parametrize("chunk_bytes", [256 << 10, 1 << 20, 4 << 20])
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50"])
 def test_no_server_has_more_than_a_twentieth_above_the_mean(name, chunk_bytes, servers):
-    sizes = model_sizes(name)
-    total_bytes = sum(size.size_bytes for size in sizes)
-    layout = cut(sizes, fit_chunk_bytes(chunk_bytes, total_bytes, servers))
-    owners = deal(layout.chunks, [1 / servers] * servers)
+    shares = [1 / servers] * servers
+    layout, owners = cut_and_deal(model_sizes(name), shares, chunk_bytes, chunk_bytes // 16)
     loads = loads_bytes(layout.chunks, owners, servers)
     assert max(loads) <= 1.05 * sum(loads) / servers
+
+
+def test_chunks_are_as_large_as_an_even_deal_allows():
+    one = [ParameterSize(name="w", elements=24 << 20)]
+    layout, _ = cut_and_deal(one, [0.25] * 4, 4 << 20, 256 << 10)
+    assert [chunk.size_bytes for chunk in layout.chunks] == [4 << 20] * 24
+    uneven = [ParameterSize(name=f"w{i}", elements=700_000) for i in range(9)]
+    layout, owners = cut_and_deal(uneven, [0.5] * 2, 4 << 20, 256 << 10)
+    assert max(loads_bytes(layout.chunks, owners, 2)) <= 1.05 * 0.5 * layout.size_bytes
+    assert 1 << 20 < max(chunk.size_bytes for chunk in layout.chunks) < 700_000 * 4
+
+
+def test_a_small_model_is_cut_so_that_every_seat_has_some_chunks_and_no_further():
+    small = [ParameterSize(name="w", elements=1 << 20)]
+    layout, owners = cut_and_deal(small, [0.25] * 4, 4 << 20, 64 << 10)
+    assert all(owners.count(seat) == 4 for seat in range(4))
+    layout, _ = cut_and_deal(small, [0.9, 0.1], 4 << 20, 1 << 20)
+    assert {chunk.size_bytes for chunk in layout.chunks} == {1 << 20}
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])

@@ -67,15 +67,15 @@ def make_plan(
     ]
     seats = protocol.seats(placement_of(options, identity), identity.workers, identity.servers)
     shared = shares_memory(options, identity)
-    total_bytes = sum(size.size_bytes for size in sizes)
-    preferred, least = suitable_bytes(shared, identity)
-    fitting = protocol.fit_chunk_bytes(preferred, total_bytes, len(seats), least)
-    layout = protocol.cut(sizes, options.chunk_bytes or fitting)
+    wanted = options.chunk_bytes
+    preferred, least = (wanted, wanted) if wanted else suitable_bytes(shared, identity)
+    shares = [seat.share for seat in seats]
+    layout, owners = protocol.cut_and_deal(sizes, shares, preferred, least)
     kind, settings = describe(optimizer) if options.update == "server" else ("", [])
     return Plan(
         layout=layout,
         fingerprint=fingerprint(named, groups),
-        owners=protocol.deal(layout.chunks, [seat.share for seat in seats]),
+        owners=owners,
         seats=seats,
         shared=shared,
         optimizer=kind,

@@ -1,11 +1,13 @@
 """Means of several workers' gradients, made where they lie, block by block.
 
-A running mean needs one pass per worker after the first, where scaling and adding needs two; a
-block stays in the core's own cache until every worker's part is in.
+A block stays in the core's own cache until every worker's part is in. NumPy adds, not torch: its
+kernels use the widest vectors of the core, and a call costs a fraction of one into torch.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,45 +19,42 @@ BLOCK_ELEMENTS = 64 * 1024
 Part = tuple[list[Piece], float]
 """One worker's gradient of a chunk and its weight."""
 
+Array = np.ndarray[Any, Any]
+
 
 def mean(parts: Sequence[Part], into: Tensor) -> Tensor:
     """Write the weighted mean of the parts into `into`; their weights sum to one or less.
 
     Less, when a worker without a gradient counts as zero.
     """
-    whole = [_whole(pieces, into.numel()) for pieces, _ in parts]
-    values = [
-        gather(pieces, torch.empty_like(into)) if one is None else one
-        for (pieces, _), one in zip(parts, whole, strict=True)
-    ]
+    values = [_whole(pieces, into) for pieces, _ in parts]
     weights = [weight for _, weight in parts]
     if into.dtype in (torch.float16, torch.bfloat16):
-        exact = _running_mean([v.float() for v in values], weights, into.float())
+        exact = torch.empty(into.shape, dtype=torch.float32)
+        _sum([value.float().numpy() for value in values], weights, exact.numpy())
         return into.copy_(exact)
-    return _running_mean(values, weights, into)
-
-
-def _running_mean(values: Sequence[Tensor], weights: Sequence[float], into: Tensor) -> Tensor:
-    total = sum(weights)
-    # Two parts need one pass, so there is nothing to keep in the cache between passes.
-    length = BLOCK_ELEMENTS if len(values) > 2 else into.numel()
-    for start in range(0, into.numel(), length):
-        stop = start + length
-        block = into[start:stop]
-        seen, first = weights[0], values[0][start:stop]
-        for weight, more in zip(weights[1:], values[1:], strict=True):
-            seen += weight
-            torch.lerp(first, more[start:stop], weight / seen, out=block)
-            first = block
-        if total < 1 - 1e-9:
-            torch.mul(first, total, out=block)
-        elif first is not block:
-            block.copy_(first)
+    _sum([value.numpy() for value in values], weights, into.numpy())
     return into
 
 
-def _whole(pieces: list[Piece], elements: int) -> Tensor | None:
-    """The one piece that covers all, if there is one."""
-    if len(pieces) == 1 and pieces[0][:2] == (0, elements):
+def _sum(values: Sequence[Array], weights: Sequence[float], into: Array) -> None:
+    """Sum of the values times their weights; equal ones are multiplied in once, at the end."""
+    alike = all(weight == weights[0] for weight in weights)
+    scaled = into[:0] if alike else np.empty(min(BLOCK_ELEMENTS, into.size), into.dtype)
+    for start in range(0, into.size, BLOCK_ELEMENTS):
+        block, first, *others = (array[start : start + BLOCK_ELEMENTS] for array in (into, *values))
+        if not alike:
+            first = np.multiply(first, weights[0], out=block)
+            for value, weight in zip(others, weights[1:], strict=True):
+                first += np.multiply(value, weight, out=scaled[: block.size])
+            continue
+        for value in others:
+            first = np.add(first, value, out=block)
+        np.multiply(first, weights[0], out=block)
+
+
+def _whole(pieces: list[Piece], like: Tensor) -> Tensor:
+    """The one piece that covers all, if there is one; else all of them in a tensor `like` it."""
+    if len(pieces) == 1 and pieces[0][:2] == (0, like.numel()):
         return pieces[0][2]
-    return None
+    return gather(pieces, torch.empty_like(like))
