@@ -364,16 +364,26 @@ def sends(actions):
 def test_the_most_urgent_chunk_goes_next_whoever_serves_it():
     """One window for all seats: a link carries chunks in the order in which they were dealt."""
     machine = WorkerMachine(0, make_chunks(6), [0, 1, 0, 1, 0, 1], window=1)
-    assert [sends(machine.handle(Ready(chunk))) for chunk in (5, 4, 3, 0, 1)] == [
+    assert [sends(machine.handle(Ready(chunk))) for chunk in (5, 4, 3, 0, 1, 2)] == [
         [5],
         [4],
         [],
         [],
         [],
+        [],
     ]
-    assert sends(machine.handle(Departed(5))) == [0]
-    assert sends(machine.handle(Departed(0))) == [1]
-    assert sends(machine.handle(Departed(4))) == [3]
+    assert [sends(machine.handle(Departed(chunk))) for chunk in (5, 0, 4)] == [[0], [1], [2]]
+
+
+def test_while_gradients_are_made_the_newest_stretch_goes_first_in_the_order_made():
+    """So that workers a moment apart send the same chunks, and servers can answer them."""
+    machine = WorkerMachine(0, make_chunks(12), [0, 1] * 6, window=1)
+    made = [sends(machine.handle(Ready(chunk))) for chunk in (11, 10, 9, 8, 7, 6)]
+    assert made == [[11], [10], [], [], [], []]
+    assert [sends(machine.handle(Departed(chunk))) for chunk in (11, 10, 7)] == [[7], [6], [9]]
+    for chunk in range(5, -1, -1):
+        assert sends(machine.handle(Ready(chunk))) == []
+    assert [sends(machine.handle(Departed(chunk))) for chunk in (6, 9)] == [[0], [1]]
 
 
 def test_what_stays_in_this_process_does_not_wait_for_the_link():
