@@ -11,6 +11,7 @@ no latency. What a run in the tunnel takes beyond this is ours or this machine's
 import argparse
 import heapq
 import json
+import random
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,9 +46,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--compute", type=float, nargs="+", default=COMPUTE_SECONDS)
     parser.add_argument("--window", type=int, default=spec.Server().window)
-    options = parser.parse_args()
-    rows = [row(name, compute, options.window) for name in ROWS for compute in options.compute]
-    if options.json:
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, metavar="SECONDS", help="at most, in a layer of twenty"
+    )
+    given = parser.parse_args()
+    rows = [
+        row(name, compute, given.window, given.jitter) for name in ROWS for compute in given.compute
+    ]
+    if given.json:
         print(json.dumps({"rows": rows, "checks": []}, indent=1))
         return
     for found in rows:
@@ -56,9 +62,9 @@ def main() -> None:
         print(f"{name:10} compute {compute:4.2f} s  step {seconds:6.3f} s  x{ratio:5.2f} its limit")
 
 
-def row(name: str, compute: float, window: int) -> dict[str, Any]:
+def row(name: str, compute: float, window: int, jitter: float) -> dict[str, Any]:
     placement, servers = ROWS[name]
-    job = Job(placement, servers, profile_of(compute).layers, window)
+    job = Job(placement, servers, profile_of(compute).layers, window, jitter)
     exchange = exchange_seconds(
         placement, WORKERS, servers, job.layout.size_bytes, PAYLOAD_BYTES_PER_SECOND
     )
@@ -124,7 +130,12 @@ class Job:
     """Workers with a device each, the seats, and a virtual clock."""
 
     def __init__(
-        self, placement: Placement, servers: int, layers: Sequence[Layer], window: int
+        self,
+        placement: Placement,
+        servers: int,
+        layers: Sequence[Layer],
+        window: int,
+        jitter: float,
     ) -> None:
         sizes = [ParameterSize(name=x.name, elements=x.parameter_bytes // 4) for x in layers]
         seats = protocol.seats(placement, WORKERS, servers)
@@ -134,6 +145,7 @@ class Job:
         )
         self._seats = [seat.member for seat in seats]
         self._layers, self._links = layers, Links()
+        self._jitter, self._random = jitter, random.Random(0)
         self._chunks_of = [
             {c.index for c in self.layout.chunks if index in c.parameters}
             for index in range(len(layers))
@@ -197,7 +209,8 @@ class Job:
         for wanted in self._devices[rank]:
             if isinstance(wanted, float):
                 self._count += 1
-                entry = self._now + wanted, self._count, lambda: self._go_on(rank)
+                late = self._random.uniform(0, self._jitter) * (self._random.random() < 0.05)
+                entry = self._now + wanted + late, self._count, lambda: self._go_on(rank)
                 heapq.heappush(self._due, entry)
                 return
             self._needed[rank] = wanted & self._workers[rank].outstanding
