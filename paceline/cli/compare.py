@@ -18,7 +18,7 @@ List = Annotated[str | None, typer.Option(help="Several, with commas between.")]
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(help="An experiment file with a [compare] table.")
+        Path | None, typer.Argument(help="An experiment file with a table 'compare'.")
     ] = None,
     architectures: Annotated[
         str | None, typer.Option(help="ring,server,… or 'ring server:mode=async,window=8'.")
@@ -52,7 +52,7 @@ def command(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this comparison where it stopped.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Use the file's [quick] table.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the file's table 'quick'.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what members print.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page.")] = True,
     out: flags.Out = None,
