@@ -33,6 +33,7 @@ from paceline.models.memory import keep_freed_memory
 from paceline.protocol import Ready
 from paceline.telemetry import StepClock
 
+EXCHANGES = ("memcpy", "gloo", "server-shm", "server-shm-copied", "server-tcp", "mpi")
 SIZES_MB = (1, 16, 100, 528)
 WORKERS = (2, 4)
 ROUNDS = 3
@@ -47,22 +48,24 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MB, metavar="MB")
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", nargs="+", choices=EXCHANGES, default=EXCHANGES)
     parser.add_argument("--member", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.member:
-        be_member(json.loads(given.member), given.sizes, given.rounds)
+        be_member(json.loads(given.member), given)
         return
-    rows = [row for n in given.workers for row in run_workers(n, given.sizes, given.rounds)]
+    rows = [row for n in given.workers for row in run_workers(n, given)]
     result = {"rows": rows, "checks": checks(rows)}
     print(json.dumps(result) if given.json else table(result))
 
 
-def run_workers(workers: int, sizes: list[int], rounds: int) -> list[dict[str, object]]:
+def run_workers(workers: int, given: argparse.Namespace) -> list[dict[str, object]]:
     """Start one job of `workers` processes; returns the rows its worker 0 measured."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    script = [sys.executable, __file__, "--rounds", str(rounds), "--sizes", *map(str, sizes)]
+    script = [sys.executable, __file__, "--rounds", str(given.rounds), "--only", *given.only]
+    script += ["--sizes", *map(str, given.sizes)]
     mpirun = Path(sys.executable).with_name("mpirun")
     launcher = str(mpirun) if mpirun.exists() else shutil.which("mpirun")
 
@@ -99,7 +102,7 @@ def has_mpi() -> bool:
     return True
 
 
-def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
+def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
     """One worker: every exchange at every size, rounds alternating; worker 0 prints the rows."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as in every process that trains
@@ -109,7 +112,7 @@ def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
     )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
     rows: list[dict[str, object]] = []
-    for size_mb in sizes:
+    for size_mb in given.sizes:
         source, target = torch.ones(elements(size_mb)), torch.zeros(elements(size_mb))
         shared = join(size_mb, "shm", facts, store, target)
         travelling = join(size_mb, "tcp", facts, store, target)
@@ -122,8 +125,9 @@ def be_member(facts: dict[str, int], sizes: list[int], rounds: int) -> None:
         }
         if facts["mpi"]:
             exchanges["mpi"] = mpi(source, target, workers)
+        exchanges = {name: found for name, found in exchanges.items() if name in given.only}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in exchanges}
-        for _ in range(rounds):
+        for _ in range(given.rounds):
             for name, exchange in exchanges.items():
                 dist.barrier()
                 seconds[name].append(measure(exchange))
