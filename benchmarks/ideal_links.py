@@ -140,9 +140,7 @@ class Job:
         sizes = [ParameterSize(name=x.name, elements=x.parameter_bytes // 4) for x in layers]
         seats = protocol.seats(placement, WORKERS, servers)
         shares = [seat.share for seat in seats]
-        self.layout, owners = protocol.cut_and_deal(
-            sizes, shares, TRAVELLING_CHUNK_BYTES, TRAVELLING_CHUNK_BYTES // 4
-        )
+        self.layout, owners = protocol.cut_and_deal(sizes, shares, *TRAVELLING_CHUNK_BYTES)
         self._seats = [seat.member for seat in seats]
         self._layers, self._links = layers, Links()
         self._jitter, self._random = jitter, random.Random(0)

@@ -4,7 +4,7 @@ Everything here is decisions: no torch, no sockets, no clock. The runtime feeds 
 the network, the predictor from a virtual one, tests by hand.
 """
 
-from paceline.protocol.chunks import Chunk, Layout, ParameterSize, cut
+from paceline.protocol.chunks import Chunk, Layout, ParameterSize
 from paceline.protocol.membership import Membership, of_size
 from paceline.protocol.messages import (
     Answer,
@@ -17,14 +17,7 @@ from paceline.protocol.messages import (
     Pull,
     Push,
 )
-from paceline.protocol.placement import (
-    Seat,
-    cut_and_deal,
-    deal,
-    exchange_seconds,
-    loads_bytes,
-    seats,
-)
+from paceline.protocol.placement import Seat, cut_and_deal, exchange_seconds, seats
 from paceline.protocol.server import Announce, Drop, Keep, Measure, ServerMachine, Update
 from paceline.protocol.worker import Departed, Ready, Send, Usable, WorkerMachine
 
@@ -54,11 +47,8 @@ __all__ = [
     "Update",
     "Usable",
     "WorkerMachine",
-    "cut",
     "cut_and_deal",
-    "deal",
     "exchange_seconds",
-    "loads_bytes",
     "of_size",
     "seats",
 ]

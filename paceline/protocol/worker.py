@@ -164,7 +164,7 @@ class WorkerMachine:
         return [Usable(answer.chunk, answer.version)]
 
     def _fill(self) -> list[Action]:
-        """Send while the window is open, the most urgent chunk first."""
+        """Send while the window is open."""
         actions: list[Action] = []
         while self._queue and self._departing < self._window:
             _, _, push = heapq.heappop(self._queue)

@@ -181,9 +181,7 @@ class StreamPost(Post[T]):
             more = stream.fill()
             if not stream.peer:
                 self._welcome(stream)
-            while stream.peer and not stream.missing:
-                if (parcel := self._next(stream)) is None:
-                    break
+            while stream.peer and (parcel := self._next(stream)) is not None:
                 parcels.append(parcel)
         self.bytes_received += stream.bytes_received - before
         if stream.closed:

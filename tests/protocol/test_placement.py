@@ -4,6 +4,11 @@ import pytest
 import torch
 
 from paceline import models
+from paceline.architectures.server.plan import (
+    LOOPBACK_CHUNK_BYTES,
+    SHARED_CHUNK_BYTES,
+    TRAVELLING_CHUNK_BYTES,
+)
 from paceline.protocol.chunks import ParameterSize, cut
 from paceline.protocol.placement import (
     cut_and_deal,
@@ -24,11 +29,14 @@ def model_sizes(name):
 
 
 @pytest.mark.parametrize("servers", [2, 3, 4])
-@pytest.mark.parametrize("chunk_bytes", [256 << 10, 1 << 20, 4 << 20])
+@pytest.mark.parametrize(
+    "chunk_bytes",
+    [TRAVELLING_CHUNK_BYTES, SHARED_CHUNK_BYTES, LOOPBACK_CHUNK_BYTES, (1 << 20, 64 << 10)],
+)
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50"])
 def test_no_server_has_more_than_a_twentieth_above_the_mean(name, chunk_bytes, servers):
     shares = [1 / servers] * servers
-    layout, owners = cut_and_deal(model_sizes(name), shares, chunk_bytes, chunk_bytes // 16)
+    layout, owners = cut_and_deal(model_sizes(name), shares, *chunk_bytes)
     loads = loads_bytes(layout.chunks, owners, servers)
     assert max(loads) <= 1.05 * sum(loads) / servers
 

@@ -43,14 +43,14 @@ def _sum(values: Sequence[Array], weights: Sequence[float], into: Array) -> None
     scaled = into[:0] if alike else np.empty(min(BLOCK_ELEMENTS, into.size), into.dtype)
     for start in range(0, into.size, BLOCK_ELEMENTS):
         block, first, *others = (array[start : start + BLOCK_ELEMENTS] for array in (into, *values))
-        if not alike:
-            first = np.multiply(first, weights[0], out=block)
+        if alike:
+            for value in others:
+                first = np.add(first, value, out=block)
+            np.multiply(first, weights[0], out=block)
+        else:
+            np.multiply(first, weights[0], out=block)
             for value, weight in zip(others, weights[1:], strict=True):
-                first += np.multiply(value, weight, out=scaled[: block.size])
-            continue
-        for value in others:
-            first = np.add(first, value, out=block)
-        np.multiply(first, weights[0], out=block)
+                block += np.multiply(value, weight, out=scaled[: block.size])
 
 
 def _whole(pieces: list[Piece], like: Tensor) -> Tensor:
