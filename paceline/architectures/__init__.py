@@ -14,7 +14,7 @@ from paceline.errors import SpecError
 TABLE: dict[str, str] = {
     "single": "paceline.architectures.single:SingleArchitecture",
     "ring": "paceline.architectures.ring:build",
-    "server": "paceline.architectures.server:ServerArchitecture",
+    "server": "paceline.architectures.server:build",
     "average": "paceline.architectures.average:AverageArchitecture",
     "hybrid": "paceline.architectures.hybrid:HybridArchitecture",
 }

@@ -4,6 +4,9 @@ H = 1 with plain SGD is `ring`. An outer optimizer makes it DiLoCo: the way from
 weights to the workers' mean is a gradient, and Nesterov momentum steps along it. With `overlap` the
 sum of one round travels during the local steps of the next, and what it changes is added to the
 weights when that round ends: always at the same step, so a run repeats exactly.
+
+Between two rounds every worker holds weights of its own. A script that looks at them as a whole
+(`eval()`, `state_dict()`) gets the mean: a round out of turn, which all workers must ask for alike.
 """
 
 import time
@@ -13,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, Flat, connect, flatten, start_equal
-from paceline.errors import ExchangeError
+from paceline.architectures.mixing import mix_in
+from paceline.architectures.trained import Trained
+from paceline.errors import ExchangeError, SpecError
 
 
 class AverageArchitecture:
@@ -32,28 +37,28 @@ class AverageArchitecture:
         self._steps = self._rounds = self._exchanged_bytes = 0
         self._is_agreed = True
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        start_equal(self._collective, model)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self._model = model
-        self._weights = flatten(p.data for p in trained)
-        self._buffers = flatten(model.buffers())
+    def distribute(self, trained: Trained) -> None:
+        start_equal(self._collective, trained.everything())
+        self._trained = trained
+        self._weights: list[Flat] = []
+        self._buffers = flatten(trained.model.buffers())
         self._state: list[Flat] = []
         self._sent: list[Tensor] | None = None
+        self._ever: dict[int, Tensor] = {}
+        """All that was ever trained: what is frozen later was changed before."""
+        self._take_in()
         self._outer = _Outer(self._options, self._weights)
-        self._optimizer = optimizer
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-        return model, optimizer
+        for optimizer in trained.optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+        trained.optimizers[-1].register_step_post_hook(self._after_step)
+        self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # steps exchange, not backward passes
 
-    def clip(self, max_norm: float) -> None:
+    def clip(self, max_norm: float) -> Tensor:
         """Bounds this worker's own gradient: there is no averaged one."""
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
 
     def settle(self) -> None:
         """A round out of turn where local steps were taken since the last: one model to look at."""
@@ -73,16 +78,31 @@ class AverageArchitecture:
             "saved_bytes": by_ring - sent,
         }
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
+        """Workers that end go along with a last round: one of them may be saving the mean."""
+        self._undo()
+        if not failed:
+            self.settle()
         self._collective.close()
 
     def _before_step(self, *_: Any) -> None:
+        if self._trained.update():
+            self._take_in()
         if self._steps == 0:
             self._outer.start()
+        self._is_agreed = False
+
+    def _take_in(self) -> None:
+        """Average what is trained now, too."""
+        if self._ever and (self._options.outer != "none" or self._sent is not None):
+            problem = "the script trains other parameters than in the first step."
+            fix = "leave out outer and overlap, or train them all from the start."
+            raise SpecError("architecture average", problem, fix)
+        self._ever |= {id(tensor): tensor for tensor in self._trained.tensors}
+        self._weights = flatten(self._ever.values())
 
     def _after_step(self, *_: Any) -> None:
         self._steps += 1
-        self._is_agreed = False
         if self._steps % self._options.every == 0:
             began = time.monotonic()
             self._exchange(in_turn=True)
@@ -98,11 +118,15 @@ class AverageArchitecture:
         self._correct()
         self._average([*self._buffers, *self._optimizer_state()])
         self._rounds += 1
+        self._tag = self._make_tag(in_turn)
         if self._options.overlap and in_turn:
             self._sent = [flat.pack().clone() for flat in self._weights]
+            self._collective.start(self._tag)
             self._start(self._weights)
             return
+        self._collective.start(self._tag)
         self._average(self._weights)
+        self._check_tag()
         for flat, target in zip(self._weights, self._outer.step(), strict=True):
             flat.unpack(target)
         self._is_agreed = True
@@ -112,9 +136,24 @@ class AverageArchitecture:
         if self._sent is None:
             return
         self._finish(self._weights)
+        self._check_tag()
         for flat, target, sent in zip(self._weights, self._outer.step(), self._sent, strict=True):
             flat.add(target - sent)
         self._sent = None
+
+    def _make_tag(self, in_turn: bool) -> Tensor:
+        """Travels with the weights and shows whether all workers average for the same reason."""
+        facts = [float(in_turn), float(self._steps)]
+        self._expected = [fact * len(self._collective.members) for fact in facts]
+        return torch.tensor(facts, dtype=torch.float64, device=self._context.device)
+
+    def _check_tag(self) -> None:
+        if self._tag.tolist() != self._expected:
+            raise ExchangeError(
+                "the workers do not average at the same point: one asked for the mean "
+                "(state_dict, eval or settle) where another went on training. Call "
+                "paceline.settle() on every worker first; then one of them may save or evaluate."
+            )
 
     def _average(self, flats: Iterable[Flat]) -> None:
         """Replace the tensors by their mean over the workers; the buffers hold it too."""
@@ -142,9 +181,10 @@ class AverageArchitecture:
             return []
         tensors = [
             value
-            for group in self._optimizer.param_groups
+            for optimizer in self._trained.optimizers
+            for group in optimizer.param_groups
             for parameter in group["params"]
-            for value in self._optimizer.state[parameter].values()
+            for value in optimizer.state[parameter].values()
             if isinstance(value, Tensor) and value.ndim
         ]
         known = [tensor for flat in self._state for tensor in flat.tensors]
@@ -162,6 +202,21 @@ class AverageArchitecture:
         if float(total) != own * len(self._collective.members):
             problem = "workers' optimizers hold state for different parameters"
             raise ExchangeError(f"{problem}; average without state=true, or use every parameter.")
+
+
+class Settling(torch.nn.Module):
+    """Mixed into the model: whoever looks at the weights as a whole sees the mean."""
+
+    _paceline_settle: Any
+
+    def train(self, mode: bool = True) -> Any:
+        if not mode and self.training:
+            type(self)._paceline_settle()
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        type(self)._paceline_settle()
+        return super().state_dict(*args, **named)
 
 
 class _Outer:

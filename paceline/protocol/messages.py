@@ -34,6 +34,9 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
     hold: bool = False
     """Sum, but update only when every worker has sent `Commit` (clipping by global norm)."""
 
+    mean: bool = False
+    """Do not update: answer with the mean gradient; the workers update by themselves."""
+
 
 class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The weights of one chunk, for one worker; follows each push, and each pull."""
@@ -43,6 +46,9 @@ class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
     version: int
     late: bool = False
     """The gradient came after its step had closed and was counted, not applied."""
+
+    absent: tuple[int, ...] = ()
+    """A mean gradient's parameters that got no gradient from anybody."""
 
 
 class Pull(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -87,3 +93,5 @@ class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A worker has finished or was lost; nobody waits for it from here on."""
 
     worker: int
+    steps: int
+    """How many it took part in."""

@@ -35,6 +35,7 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     empty: bool = False
     absent: tuple[int, ...] = ()
     hold: bool = False
+    mean: bool = False
 
 
 class Departed(msgspec.Struct, frozen=True, gc=False):
@@ -137,6 +138,7 @@ class WorkerMachine:
             empty=event.empty,
             absent=event.absent,
             hold=event.hold,
+            mean=event.mean,
         )
         self._outstanding.add(chunk)
         seat = self._owners[chunk]

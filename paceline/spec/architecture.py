@@ -54,8 +54,9 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """`quorum`: how many workers' gradients make a step; all but one when left out."""
 
     placement: Literal["dedicated", "colocated", "optimal"] = "dedicated"
-    update: Literal["server", "worker"] = "server"
-    """Where the optimizer runs; `worker` leaves only the summing to the servers."""
+    update: Literal["auto", "server", "worker"] = "auto"
+    """Where the optimizer runs; `worker` leaves only the averaging to the servers, `auto` decides
+    by what the script's first step does with its gradients."""
 
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"

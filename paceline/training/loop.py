@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from paceline import data, models, spec
-from paceline.architectures import group
 from paceline.architectures.base import Architecture
+from paceline.architectures.group import Group
 from paceline.data.scatter import ScatterLoader, describe
 from paceline.models.emulated import model_for, skip_updates
 from paceline.record import RunFolder
@@ -22,6 +22,9 @@ from paceline.training.evaluation import accuracy
 from paceline.training.schedule import learning_rate
 from paceline.training.session import Session
 from paceline.training.sharding import division
+
+READING = -2
+"""The part of the store for the samples that worker 0 sends: no call of `distribute` has it."""
 
 
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
@@ -39,8 +42,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
         dataset, start, model = data.open("synthetic", input_shape=(1,)), 0, emulated
         optimizer = optimizers.build(workload.optimizer, model.parameters())
-    original = model
-    model, optimizer = session.distribute(model, optimizer)
+    session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
     session.step = start
@@ -59,8 +61,8 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         every = workload.checkpoint_every
         if every and (step + 1) % every == 0 and step + 1 < num_steps:
             with session.clock.paused():
-                worker.save(folder.path, step + 1, original)
-    worker.finish(original, len(dataset))
+                worker.save(folder.path, step + 1)
+    worker.finish(len(dataset))
     dataset.close()
 
 
@@ -154,12 +156,12 @@ class _Worker:
             session.report_loss(total)
         self._optimizer.step()
 
-    def save(self, run: Path, next_step: int, model: nn.Module) -> None:
+    def save(self, run: Path, next_step: int) -> None:
         self._architecture.settle()
         if self._session.rank == 0:
-            checkpoint.save(run, step=next_step, model=model, optimizer=self._optimizer)
+            checkpoint.save(run, step=next_step, model=self._model, optimizer=self._optimizer)
 
-    def finish(self, model: nn.Module, num_samples: int) -> None:
+    def finish(self, num_samples: int) -> None:
         """Bring the weights to rest, and measure them where asked."""
         session, workload = self._session, self._workload
         self._architecture.settle()
@@ -169,7 +171,7 @@ class _Worker:
         results["num_samples"] = float(num_samples)
         if workload.evaluate:
             test = open_data(workload, train=False)
-            results.update(accuracy(model, test, self.device))
+            results.update(accuracy(self._model, test, self.device))
             test.close()
 
     @property
@@ -195,12 +197,12 @@ def _source(
             return data.split(count, there)[place]
 
         return data.Loader(dataset, batches, own_part)
-    group.join(session.context(torch.device("cpu")), "gloo")
+    group = Group(session.context(torch.device("cpu"), READING), "gloo")
     own = dataset if session.rank == 0 else None
     slices: list[Callable[[int], slice]] = [
         data.part_of(rank, shares) for rank in range(session.workers)
     ]
-    return ScatterLoader(own, describe(own), batches, slices)
+    return ScatterLoader(own, describe(own, group), batches, slices, group)
 
 
 def _timed(

@@ -29,7 +29,7 @@ class AssignState(Message, frozen=True, array_like=True, tag=True):
 
     chunk: int
     names: list[str]
-    scalars: dict[str, float]
+    scalars: list[dict[str, float]]
 
 
 class FetchState(Message, frozen=True, array_like=True, tag=True):
@@ -42,7 +42,7 @@ class State(Message, frozen=True, array_like=True, tag=True):
 
     chunk: int
     names: list[str]
-    scalars: dict[str, float]
+    scalars: list[dict[str, float]]
 
 
 class Measured(Message, frozen=True, array_like=True, tag=True):
