@@ -21,6 +21,7 @@ from torch.optim import SGD
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, Flat, connect, flatten, start_equal
+from paceline.architectures.group import ended_early
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
@@ -149,6 +150,8 @@ class AverageArchitecture:
 
     def _check_tag(self) -> None:
         if self._tag.tolist() != self._expected:
+            if ended := self._context.ended():
+                raise ended_early(ended, self._context.identity.name)
             raise ExchangeError(
                 "the workers do not average at the same point: one asked for the mean "
                 "(state_dict, eval or settle) where another went on training. Call "

@@ -22,6 +22,7 @@ from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.buckets import BucketedArchitecture
 from paceline.architectures.collective import TorchCollective
+from paceline.architectures.group import ended_early
 from paceline.architectures.server import serve as serve_leaders
 from paceline.architectures.server.meeting import Meeting
 from paceline.architectures.server.opening import Exchange
@@ -34,6 +35,8 @@ BUCKET_BYTES = 4 << 20
 """Small enough that summing starts early in backward, large enough that flags cost nothing."""
 
 SPIN_SECONDS, POLL_SECONDS = 0.2e-3, 50e-6
+LOOK_SECONDS = 0.5
+"""How often a worker that waits looks whether another has ended."""
 
 Flags = NDArray[np.int64]
 """In shared memory: each says for which step (from 1) something was last done."""
@@ -103,6 +106,7 @@ class HostCollective:
         self._done: Flags = np.zeros(1, dtype=np.int64)
         self._step = self._num_started = self._num_summed = self._num_sent = 0
         self._deals = 0
+        self._looked_after = 0.0
 
     @property
     def _leads(self) -> bool:
@@ -163,7 +167,7 @@ class HostCollective:
         self._advance()
 
     def finish(self) -> None:
-        began = time.monotonic()
+        began, self._looked_after = time.monotonic(), 0.0
         while not self._advance():
             self._wait(began)
         if self._leads:
@@ -237,6 +241,10 @@ class HostCollective:
         waited_seconds = time.monotonic() - began
         if waited_seconds > self._context.deadline_seconds:
             raise self._late()
+        if waited_seconds > self._looked_after + LOOK_SECONDS:
+            self._looked_after = waited_seconds
+            if ended := self._context.ended():
+                raise ended_early(ended, self._context.identity.name)
         time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
 
     def _late(self) -> DeadlineError:

@@ -5,6 +5,7 @@ wrapped or replaced. What is mixed in keeps its data in the new class, never in 
 `copy.deepcopy` and `torch.save` see what the script put there and nothing of ours.
 """
 
+import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +34,11 @@ def _reduce(thing: Any, protocol: Any) -> Any:
     if isinstance(made, str):
         return made
     function, arguments, *rest = made
-    return (
-        _own_class(function),
-        tuple(_own_class(argument) for argument in arguments),
-        *rest,
-    )
+    arguments = tuple(_own_class(argument) for argument in arguments)
+    if function is vars(copyreg)["__newobj__"] and len(arguments) == 1:
+        # Pickle insists that this one makes an object of the class it was asked of.
+        return vars(copyreg)["_reconstructor"], (*arguments, object, None), *rest
+    return _own_class(function), arguments, *rest
 
 
 def _own_class(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -42,7 +43,8 @@ class Serving:
     def start(self, context: Context) -> None:
         assert context.store is not None
         # A connection of its own: whoever waits on one keeps others from using it.
-        context = replace(context, store=context.store.clone())
+        store: Any = context.store
+        context = replace(context, store=store.clone())
         name = f"paceline-serving-{len(self._threads)}"
         thread = threading.Thread(target=self._serve, args=(context,), name=name, daemon=True)
         self._threads.append(thread)

@@ -118,6 +118,12 @@ class Session:
         """End this process's part; safe to call twice."""
         self._write_open_step()
         if self.architectures and failed is None and self.store is not None:
+            for name, steps in self._ended().items():
+                if steps < self.step:  # where steps must match, this was an error before
+                    self.note(
+                        f"{name} ended after {steps} steps, {self.identity.name} after {self.step}",
+                        "early",
+                    )
             self.store.set(f"ended/{self.identity.name}", str(self.step))
         while self.architectures:
             architecture = self.architectures.pop()

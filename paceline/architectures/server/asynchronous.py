@@ -24,7 +24,7 @@ from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
 
-WAY_OUT = "Do it in the first step too: then gradients leave at optimizer.step() in every step."
+WAY_OUT = "Use them in the first step too: then gradients leave at optimizer.step() in every step."
 
 
 class AsynchronousServer:
@@ -37,6 +37,8 @@ class AsynchronousServer:
         self._watch = Watch()
         self._at_step = True
         """Gradients leave when the optimizer steps."""
+        self._left: list[Tensor | None] = []
+        """The gradients of the last step that was sent when the optimizer stepped."""
         self._is_loading = False
         self._exchange: Exchange | None = None
 
@@ -110,6 +112,9 @@ class AsynchronousServer:
     # Gradients; called by the tap, inside backward.
 
     def made(self, index: int) -> None:
+        if not self._at_step and not self._streaming.has_begun:
+            # Added to what the first step left: the script does not clear its gradients.
+            self._at_step = self._streaming.tensors[index].grad is self._left[index]
         if not self._at_step:
             self._streaming.take(index)
 
@@ -126,23 +131,27 @@ class AsynchronousServer:
         if self._trained.update():
             problem = "the script trains other tensors than in the first step."
             raise SpecError(self._where, problem, "train them all from the start, or mode=sync.")
+        if not self._at_step:
+            self._streaming.step()
+            return True
+        self._left = [tensor.grad for tensor in self._streaming.tensors]
         if self._watch.is_on:
-            gradients = [tensor.grad for tensor in self._streaming.tensors]
-            style, _ = self._watch.style(gradients, settings_of(self._optimizer))
-            self._watch.is_on = False
-            self._streaming.step()
-            self._at_step = style is not Style.STREAM
+            style, why = self._watch.style(self._left, settings_of(self._optimizer))
+            self._watch.is_on, self._at_step = False, style is not Style.STREAM
             if self._at_step:
-                self._context.note("gradients leave at optimizer.step(): the script uses them.")
-        else:
-            self._streaming.step()
+                self._context.note(f"gradients leave at optimizer.step(): of the script, {why}.")
+        self._streaming.send()
         return True
 
-    def state_wanted(self) -> None:
-        self._streaming.fill_state()
+    def saved_state(self) -> dict[str, Any]:
+        return self._streaming.saved_state()
 
-    def state_given(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         self._streaming.load_state(state)
+
+    def touch_state(self) -> None:
+        problem = "the script looks at optimizer.state, and it is with the servers."
+        raise SpecError(self._where, problem, "use optimizer.state_dict(), or write mode=sync.")
 
     # Weights from outside.
 

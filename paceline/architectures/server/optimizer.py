@@ -19,11 +19,14 @@ class Owner(Protocol):
         """All gradients of a step are made. False: the optimizer has been taken back, and must
         update by itself."""
 
-    def state_wanted(self) -> None:
-        """Fill the optimizer's `state`: it is about to be saved."""
+    def saved_state(self) -> dict[str, Any]:
+        """What the optimizer's own `state_dict` would give."""
 
-    def state_given(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Take a saved state."""
+
+    def touch_state(self) -> None:
+        """The script looks at `optimizer.state` itself: it must be there when this returns."""
 
 
 class Remote(Optimizer):
@@ -44,13 +47,20 @@ class Remote(Optimizer):
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
-        type(self)._paceline_owner.state_wanted()
-        state = super().state_dict()
-        self.state.clear()
-        return state
+        return type(self)._paceline_owner.saved_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        type(self)._paceline_owner.state_given(state_dict)
+        type(self)._paceline_owner.load_state(state_dict)
+
+    @property
+    def state(self) -> Any:
+        type(self)._paceline_owner.touch_state()
+        return vars(self)["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        type(self)._paceline_owner.touch_state()
+        vars(self)["state"] = value
 
 
 def make_remote(optimizer: Optimizer, owner: Owner) -> Callable[[], None]:

@@ -7,10 +7,12 @@ the optimizer ahead, each gradient leaves and a stand-in takes its place, and `s
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.architectures.base import Context
@@ -62,8 +64,8 @@ class Streaming:
         if optimizer.state and exchange.leads:
             push_state(optimizer, self.tensors, exchange.layout, self._worker)
         self.weights.install([exchange.view(index) for index in range(len(self.tensors))])
-        optimizer.state.clear()
-        self._restore = make_remote(optimizer, owner)
+        self._owner = owner
+        self._send_away_optimizer()
 
     def give_back(self) -> None:
         """The tensors and the optimizer are the script's again, with all that servers knew."""
@@ -74,17 +76,33 @@ class Streaming:
         self._restore()
         pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
 
+    def saved_state(self) -> dict[str, Any]:
+        self.settle()
+        with self._local_optimizer() as optimizer:
+            pull_state(optimizer, self.tensors, self._exchange.layout, self._worker)
+            return optimizer.state_dict()
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Servers take a saved state, worker 0's."""
-        self._waited(self._worker.wait_all())
-        Optimizer.load_state_dict(self._optimizer, state)
-        if self._exchange.leads:
-            push_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
-        self._optimizer.state.clear()
+        self.settle()
+        with self._local_optimizer() as optimizer:
+            optimizer.load_state_dict(state)
+            if self._exchange.leads:
+                push_state(optimizer, self.tensors, self._exchange.layout, self._worker)
 
-    def fill_state(self) -> None:
-        self._waited(self._worker.wait_all())
-        pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
+    @contextmanager
+    def _local_optimizer(self) -> Iterator[Optimizer]:
+        """The optimizer as the script made it, for a moment."""
+        self._restore()
+        try:
+            yield self._optimizer
+        finally:
+            self._send_away_optimizer()
+
+    def _send_away_optimizer(self) -> None:
+        for tensor in self.tensors:  # state of tensors that are frozen now stays
+            self._optimizer.state.pop(tensor, None)
+        self._restore = make_remote(self._optimizer, self._owner)
 
     def settle(self) -> None:
         self._waited(self._worker.wait_all())
@@ -102,6 +120,15 @@ class Streaming:
         if not self._learned_order and len(self.weights.order) > 1:
             self._learn_order()
         self._send_settings()
+
+    def send(self) -> None:
+        """`optimizer.step()` where gradients leave only now: the script keeps its own."""
+        self.begin()
+        for index, tensor in enumerate(self.tensors):
+            if tensor.grad is not None:
+                self._cutter.take(index, tensor.grad.detach().as_subclass(Tensor).clone())
+        self._cutter.finish()
+        self._close()
 
     def take(self, index: int) -> None:
         """The gradient of a tensor is made."""
@@ -136,6 +163,9 @@ class Streaming:
             problem = "a setting of the optimizer changed between backward and step."
             fix = f"change it before backward or after the step, as schedulers do. {self._way_out}"
             raise SpecError("optimizer", problem, fix)
+        self._close()
+
+    def _close(self) -> None:
         self._norms, self.steps = None, self.steps + 1
         self._scales.clear()
         if _has_compiled_code():  # a compiled graph cannot stop where it needs a weight
@@ -188,11 +218,8 @@ class Streaming:
     def _norm(self, index: int) -> float:
         """A tensor's `grad` is asked for its norm: the step is complete, and held."""
         if not self._holds:
-            raise SpecError(
-                "clip_grad_norm_",
-                "the gradients of this step have gone to the servers.",
-                f"clip in the first step too (with a large bound). {self._way_out}",
-            )
+            problem = "used for the first time in this step, and gone to the servers already."
+            raise SpecError("gradients", problem, self._way_out)
         if self._norms is None:
             self._cutter.finish(hold=True)
             began = time.monotonic()

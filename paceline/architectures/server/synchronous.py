@@ -113,6 +113,8 @@ class SynchronousServer:
             settings=settings_of(optimizers[0]) if serves else [],
         )
         self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
+        self._is_stale = False
+        """The script trains something else than is exchanged; mended when it steps."""
         self._given = [None] * len(named)
         self._steps = 0
         self._tap.attach(exchanged.tensors)
@@ -131,11 +133,16 @@ class SynchronousServer:
     # Gradients; called by the tap, inside backward.
 
     def made(self, index: int) -> None:
+        gradient = self._opened.exchanged.tensors[index].grad
+        assert gradient is not None
+        if self._streaming is not None and not self._streaming.has_begun:
+            self._is_stale = self._is_stale or self._trained.update()
+            if gradient is self._given[index]:  # it was added to: the script never clears it
+                self._take_back()
+                self._watch.refuse_servers("it does not clear gradients after a step")
         if self._streaming is None:
-            gradient = self._opened.exchanged.tensors[index].grad
-            assert gradient is not None
             self._opened.cutter.take(index, gradient, mean=True)
-        elif self._streaming.has_begun or not self._trained.update():
+        elif not self._is_stale:
             self._streaming.take(index)
 
     def pass_over(self) -> None:
@@ -246,6 +253,7 @@ class SynchronousServer:
         self._steps, self._streaming = self._streaming.steps, None
         self._returns += 1
         self._watch, self._seen = Watch(), None
+        self._is_stale = False
         self._given = [None] * len(self._given)
 
     def _settings(self) -> Any:
@@ -255,20 +263,24 @@ class SynchronousServer:
 
     def step(self) -> bool:
         assert self._streaming is not None
-        if not self._streaming.has_begun and self._trained.update():
+        if self._is_stale or (not self._streaming.has_begun and self._trained.update()):
             self._take_back()
+            self._reopen()
             self._look()
             return False
         self._streaming.step()
         return True
 
-    def state_wanted(self) -> None:
+    def saved_state(self) -> dict[str, Any]:
         assert self._streaming is not None
-        self._streaming.fill_state()
+        return self._streaming.saved_state()
 
-    def state_given(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         self._take_back()
         self._trained.optimizers[0].load_state_dict(state)
+
+    def touch_state(self) -> None:
+        self._take_back()
 
 
 def _step_hooks(optimizer: Any) -> list[Any]:
