@@ -230,6 +230,7 @@ class _Outer:
         self._agreed: list[Tensor] = []
         self._optimizer: SGD | None = None
 
+    @torch.no_grad()
     def start(self) -> None:
         """The weights before the first step are agreed on."""
         if self._options.outer == "nesterov":
