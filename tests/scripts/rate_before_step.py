@@ -18,6 +18,6 @@ for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
     loss = F.mse_loss(model(x), y)
     loss.backward()
     for group in optimizer.param_groups:
-        group["lr"] = 0.1 / (1 + step)
+        group["lr"] = 0.1 / (2 + step)
     optimizer.step()
 result = {"weights": numbers(model)}
