@@ -163,6 +163,9 @@ class Session:
     def distribute(
         self, model: torch.nn.Module, *optimizers: Optimizer
     ) -> tuple[torch.nn.Module | Optimizer, ...]:
+        if not optimizers:
+            fix = "call paceline.distribute(model, optimizer), with every optimizer of the model."
+            raise SpecError("distribute", "it was given a model without an optimizer.", fix)
         self._refuse_twice(model, optimizers)
         number, trained = len(self._trained), Trained(model, optimizers)
         if trained.device.type == "cuda" and not self._trained:

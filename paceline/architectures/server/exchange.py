@@ -175,6 +175,16 @@ class WorkerSide:
         payloads: list[Any] = values if local else [self.codec.plain(v) for v in values]
         self._ask_owner(chunk, message, payloads)
 
+    def confirm(self) -> None:
+        """Return when every owner has taken what was sent to it before."""
+        owners = self._plan.owners
+        asked = {owner: chunk for chunk, owner in reversed(list(enumerate(owners)))}.values()
+        with self._changed:
+            self._missing.clear()
+        for chunk in asked:
+            self._ask_owner(chunk, control.Inquire(self._worker, chunk))
+        self._await(lambda: self._missing.keys() >= set(asked), "servers to confirm", asked)
+
     def take_absent(self) -> set[int]:
         """Parameters whose newest mean gradient is of nobody; forgotten with this call."""
         with self._changed:

@@ -50,7 +50,7 @@ class HeldGradient(Tensor):
             return args[0]
         if func in CLEARING:
             for held in args[0] if isinstance(args[0], list | tuple) else [args[0]]:
-                held.of.grad = None
+                held.of.grad = torch.zeros_like(held.of)  # unlike None, it takes part in a step
             return args[0]
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

@@ -234,7 +234,6 @@ class SynchronousServer:
 
     def _start_streaming(self, style: Style, key: str) -> None:
         assign_weights(self._opened)
-        self._opened.meeting.gather(f"{key}/assigned", "", self._context.identity.workers)
         self._streaming = Streaming(
             self._opened,
             self._context,
@@ -245,6 +244,9 @@ class SynchronousServer:
             way_out=WAY_OUT,
             before_write=self._take_back,
         )
+        if self._opened.leads:  # others may ask for the weights and the state it has sent
+            self._opened.worker.confirm()
+        self._opened.meeting.gather(f"{key}/assigned", "", self._context.identity.workers)
 
     def _take_back(self) -> None:
         """Weights and optimizer are the script's again; it is watched once more."""

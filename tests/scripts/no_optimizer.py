@@ -1,0 +1,12 @@
+"""distribute is given no optimizer."""
+
+
+import paceline
+from tests.scripts.toy import Net, numbers
+
+EXPECTED = {"*": "refused: fix:"}
+
+paceline.init()
+model = Net()
+paceline.distribute(model)
+result = {"weights": numbers(model)}
