@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -11,10 +12,26 @@ from paceline.architectures.base import Architecture
 from paceline.errors import SpecError
 from paceline.training.session import current
 
+Model = TypeVar("Model", bound=torch.nn.Module)
+First = TypeVar("First", bound=Optimizer)
+Second = TypeVar("Second", bound=Optimizer)
 
+
+@overload
+def distribute(model: Model, optimizer: First, /) -> tuple[Model, First]: ...
+
+
+@overload
 def distribute(
-    model: torch.nn.Module, *optimizers: Optimizer
-) -> tuple[torch.nn.Module | Optimizer, ...]:
+    model: Model, optimizer: First, another: Second, /
+) -> tuple[Model, First, Second]: ...
+
+
+@overload
+def distribute(model: Model, /, *optimizers: Optimizer) -> tuple[Any, ...]: ...
+
+
+def distribute(model: torch.nn.Module, /, *optimizers: Optimizer) -> tuple[Any, ...]:
     """Return the model and the optimizers, trained over all workers from here on.
 
     They are the same objects as before; all workers start from worker 0's numbers. Call it once for

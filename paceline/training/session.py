@@ -160,9 +160,7 @@ class Session:
             members_changed=self._members_changed,
         )
 
-    def distribute(
-        self, model: torch.nn.Module, *optimizers: Optimizer
-    ) -> tuple[torch.nn.Module | Optimizer, ...]:
+    def distribute(self, model: torch.nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
         if not optimizers:
             fix = "call paceline.distribute(model, optimizer), with every optimizer of the model."
             raise SpecError("distribute", "it was given a model without an optimizer.", fix)
