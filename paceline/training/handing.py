@@ -4,6 +4,8 @@ The gradients that come next are scaled for the batch handed over last. Where th
 batch they were computed on, they are refused.
 """
 
+import gc
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 
 from paceline.errors import SpecError
-from paceline.training.portions import Portion
+from paceline.training.portions import Portion, Portions
 from paceline.training.session import Session
 
 
@@ -90,8 +92,8 @@ def _are_mixed(last: _Handed, now: _Handed) -> bool:
 
 def _replayed() -> SpecError:
     problem = (
-        "gradients came of a batch drawn earlier, after its pass over the sharded loader had "
-        "ended, and batches of that pass count differently."
+        "batches are kept and trained on again after their pass over the sharded loader has "
+        "ended, and batches of this loader count differently."
     )
     fix = (
         "draw every batch when it is trained on: `while True: yield from loader` in place of "
@@ -115,22 +117,28 @@ class Use:
 
     number: int
     trains: bool | None = None
+    is_cycled: bool | None = None
 
 
 class Pass(Iterator[Any]):
     """One pass over a sharded loader, as the script iterates it."""
 
     def __init__(
-        self, portions: Iterator[Portion], session: Session, ledger: Ledger, use: Use, length: Any
+        self,
+        portions: Iterator[Portion],
+        source: Portions,
+        session: Session,
+        ledger: Ledger,
+        use: Use,
     ) -> None:
-        self._portions, self._session, self._ledger, self._use = portions, session, ledger, use
-        self._length = length
+        self._portions, self._source = portions, source
+        self._session, self._ledger, self._use = session, ledger, use
         self._before: _Before | None = None
         self._last: _Handed | None = None
         self._has_handed = self._is_trained_on = self._is_uneven = False
 
     def __len__(self) -> int:
-        return len(self._length)
+        return len(self._source)
 
     def __next__(self) -> Any:
         clock = self._session.clock
@@ -153,6 +161,10 @@ class Pass(Iterator[Any]):
         self._look_back()
         if portion.own == 0 and not self._trains():
             return False
+        if not self._source.is_even and self._use.is_cycled is None:
+            self._use.is_cycled = self._is_cycled()
+            if self._use.is_cycled:
+                raise _replayed()
         self._has_handed = True
         if self._session.is_training is None:  # a look at the data before there is a model
             return True
@@ -161,6 +173,11 @@ class Pass(Iterator[Any]):
         self._last = self._ledger.hand(self._use.number, portion.scale)
         self._is_uneven |= portion.scale != 1.0
         return True
+
+    def _is_cycled(self) -> bool:
+        """Whether itertools.cycle holds this pass. Only the first of a loader is looked at: it
+        takes milliseconds, and saves a script from training for a pass before it is refused."""
+        return any(isinstance(holder, itertools.cycle) for holder in gc.get_referrers(self))
 
     def _look_back(self) -> None:
         self._ledger.look()

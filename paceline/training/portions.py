@@ -36,6 +36,10 @@ class Portions(Protocol):
     def batch_size(self) -> int | None:
         """Samples of this worker in a full batch; None where batches have no fixed size."""
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all workers are known to have equal parts of all batches."""
+
     def __len__(self) -> int:
         """Batches in one pass."""
 
@@ -67,6 +71,11 @@ def own_size(total: int, shares: Sequence[float], session: Session) -> int:
     return int(part.stop - part.start)
 
 
+def are_equal(total: int, rest: int, shares: Sequence[float]) -> bool:
+    """Whether batches of `total`, and a last one of `rest`, divide into equal parts."""
+    return len(set(shares)) == 1 and total % len(shares) == 0 and rest % len(shares) == 0
+
+
 def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """A plain loader that reads as `loader` does, but for what `changes` says."""
     same = {
@@ -91,10 +100,16 @@ class IndexPortions:
     """
 
     def __init__(
-        self, order: Order, session: Session, shares: list[float], batch_size: int | None
+        self,
+        order: Order,
+        session: Session,
+        shares: list[float],
+        *,
+        batch_size: int | None,
+        is_even: bool,
     ) -> None:
         self._order, self._session, self._shares = order, session, shares
-        self.batch_size = batch_size
+        self.batch_size, self.is_even = batch_size, is_even
         self._next: _Draw | None = None
 
     def __len__(self) -> int:

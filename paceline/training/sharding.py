@@ -19,6 +19,7 @@ from paceline.training.order import Order, agree
 from paceline.training.portions import (
     IndexPortions,
     Portions,
+    are_equal,
     division,
     gradient_scale,
     own_size,
@@ -64,7 +65,7 @@ class ShardedLoader(DataLoader[Any]):
         if self.persistent_workers:
             self._kept = (self._session.members, reader)
         portions = self._portions.begin(reader)
-        return Pass(portions, self._session, self._ledger, self._use, self._portions)
+        return Pass(portions, self._portions, self._session, self._ledger, self._use)
 
     def __len__(self) -> int:
         return len(self._portions)
@@ -141,12 +142,20 @@ def _portions(
         return ReadyPortions(loader, session, shares, order, deal=per_worker)
     if type(batches) is not BatchSampler:  # the script's own, whose batches may have any size
         order = Order(batches, session, name, join=times, seed=seed)
-        return IndexPortions(order, session, shares, None)
+        is_even = session.workers == 1
+        return IndexPortions(order, session, shares, batch_size=None, is_even=is_even)
     total = batches.batch_size * times
-    _check_sizes(session, batches, total)
+    samples = _count(batches.sampler)
+    _check_sizes(session, batches, samples, total)
     enlarged = BatchSampler(batches.sampler, total, batches.drop_last)
-    order = Order(enlarged, session, name, seed=seed)
-    return IndexPortions(order, session, shares, own_size(total, shares, session))
+    rest = 0 if batches.drop_last else 1 if samples is None else samples % total
+    return IndexPortions(
+        Order(enlarged, session, name, seed=seed),
+        session,
+        shares,
+        batch_size=own_size(total, shares, session),
+        is_even=are_equal(total, rest, shares),
+    )
 
 
 def _check(loader: Any, batch: str) -> None:
@@ -170,12 +179,16 @@ def _check(loader: Any, batch: str) -> None:
         raise SpecError("shard", problem, fix)
 
 
-def _check_sizes(session: Session, batches: BatchSampler, total: int) -> None:
+def _count(samples: Any) -> int | None:
+    """How many there are, where it is known."""
     try:
-        samples = len(batches.sampler)  # type: ignore[arg-type]
-    except TypeError:  # a sampler without a length
-        return
-    if batches.drop_last and batches.batch_size <= samples < total:
+        return len(samples)
+    except TypeError:
+        return None
+
+
+def _check_sizes(session: Session, batches: BatchSampler, samples: int | None, total: int) -> None:
+    if samples is not None and batches.drop_last and batches.batch_size <= samples < total:
         problem = (
             f"{samples} samples do not make one global batch of {total} ({batches.batch_size} on "
             f"each of {session.workers} workers), and drop_last leaves out what is less."
@@ -204,10 +217,8 @@ def _describe(loader: DataLoader[Any], batch: str) -> str:
         number = crc32(repr(list(dataset.indices)).encode())
         chosen += f", chosen as {number:08x}"
         dataset = dataset.dataset
-    try:
-        count = f"{len(loader.dataset)} samples"  # type: ignore[arg-type]
-    except TypeError:
-        count = "a stream"
+    samples = _count(loader.dataset)
+    count = "a stream" if samples is None else f"{samples} samples"
     size = "" if loader.batch_size is None else f" of {loader.batch_size}"
     drop = ", without the last" if loader.drop_last else ""
     return (

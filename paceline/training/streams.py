@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from paceline.data.sampling import split
 from paceline.errors import SpecError
 from paceline.training.order import Order, agree
-from paceline.training.portions import Portion, division, like, own_size
+from paceline.training.portions import Portion, are_equal, division, like, own_size
 from paceline.training.session import Session
 
 MARKED_SAMPLES = 8
@@ -54,6 +54,7 @@ class StreamPortions:
         self._session, self._shares, self._total, self._name = session, shares, total, name
         self._passes = 0
         self.batch_size = own_size(total, shares, session)
+        self.is_even = loader.drop_last and are_equal(total, 0, shares)
 
     def __len__(self) -> int:
         samples = len(self._dataset)  # type: ignore[arg-type]
@@ -108,6 +109,7 @@ class ReadyPortions:
     ) -> None:
         self._dataset, self._session, self._shares = loader.dataset, session, shares
         self._order, self._deal = order, deal
+        self.is_even = session.workers == 1
 
     def __len__(self) -> int:
         batches = len(self._dataset if self._order is None else self._order)  # type: ignore[arg-type]

@@ -56,8 +56,9 @@ def together(workers: int, make, *, passes: int = 2, **options) -> list[list[lis
         torch.manual_seed(1 if worker.rank == 0 else 1000 + worker.rank)
         loader = worker.shard(make(), **options)
         seen.append(train(worker, loader, passes))
-        if passes:
-            assert len(loader) == len(seen[-1][0])
+        assert len(loader) == len(seen[-1][0])
+        if loader._portions.is_even:
+            assert {scale for one in seen[-1] for _, scale in one} <= {1.0}
     whole = []
     for parts_of_pass in zip(*seen, strict=True):
         whole.append([])
