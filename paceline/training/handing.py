@@ -42,6 +42,8 @@ class Ledger:
         self.is_spent = False
         """The next gradients could only be of a batch that is over, and was an uneven one."""
         self.num_loaders = 0
+        self.is_needed = False
+        """A loader has parts that may be uneven; where none has, gradients are not watched."""
 
     def look(self) -> None:
         """Note whether gradients came since the last batch."""
@@ -50,6 +52,8 @@ class Ledger:
 
     def hand(self, loader: int, scale: float) -> _Handed:
         """The next gradients are those of a batch that counts `scale`."""
+        if self.is_needed:
+            self._session.watch_gradients()
         session, last = self._session, self.latest
         handed = _Handed(loader, scale, session.gradients, bool(session.is_training))
         if last is not None and _are_mixed(last, handed):

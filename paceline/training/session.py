@@ -72,6 +72,7 @@ class Session:
         """The last steps of this worker, losses not yet known."""
         self._scale = 1.0
         self._refusal: SpecError | None = None
+        self._watches = False
         self._watched: set[int] = set()
         """Tensors whose gradients are counted and multiplied by the scale."""
         self.gradients = 0
@@ -181,7 +182,7 @@ class Session:
             optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
             optimizer.register_step_post_hook(self._after_step)
         self._last_optimizer = optimizers[-1]
-        if self._watched:
+        if self._watches:
             self.watch_gradients()
         return_freed_memory()
         return (model, *optimizers)
@@ -211,7 +212,8 @@ class Session:
         self.watch_gradients()
 
     def watch_gradients(self) -> None:
-        """Count and scale the gradients of all that is trained now."""
+        """Count and scale the gradients of all that is trained, from now on."""
+        self._watches = True
         for trained in self._trained:
             for tensor in trained.tensors:
                 if id(tensor) not in self._watched:
@@ -268,7 +270,7 @@ class Session:
         self.clock.enter("other")
         if optimizer is not self._last_optimizer:
             return
-        if self._watched:
+        if self._watches:
             self.watch_gradients()  # the script may train more than before
         entry = self.clock.end_step(self.step, self._passes[-1].samples)
         rate = optimizer.param_groups[0].get("lr")

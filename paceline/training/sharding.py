@@ -114,6 +114,7 @@ def shard(
     name = f"shard/{ledger.num_loaders}"
     _compare(session, name, _describe(loader, batch))
     portions = _portions(loader, session, name, batch == "per-worker", shares, seed)
+    ledger.is_needed |= not portions.is_even
     return ShardedLoader(loader, portions, session, ledger)
 
 

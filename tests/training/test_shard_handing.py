@@ -154,6 +154,15 @@ def test_a_new_pass_makes_amends():
         worker.backward()
 
 
+def test_gradients_are_watched_where_a_loader_may_be_uneven_and_nowhere_else():
+    worker, loader = loaders((12, 4))
+    train(worker, loader)
+    assert not worker.watches
+    worker, loader, _ = loaders((12, 4), (11, 4))
+    train(worker, loader)
+    assert worker.watches
+
+
 def test_a_pass_that_was_left_leaves_its_scale():
     worker, loader = loaders((5, 3))
     batch = next(iter(loader))

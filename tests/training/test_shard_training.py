@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from paceline import spec
 from paceline.testing import run_members
-from paceline.training.session import no_sync
+from paceline.training.script import no_sync
 from paceline.training.sharding import shard
 
 ARCHITECTURES = {"ring": spec.Ring(), "server": spec.Server(placement="colocated")}

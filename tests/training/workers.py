@@ -19,6 +19,7 @@ class Worker:
         self.clock = StepClock()
         self.is_training: bool | None = True
         self.gradients, self.scale = 0, 1.0
+        self.watches = False
         self.refusal: SpecError | None = None
         self.notes: list[str] = []
         self.shards = 0
@@ -29,6 +30,9 @@ class Worker:
     def refuse_gradients(self, error: SpecError) -> None:
         self.refusal = error
 
+    def watch_gradients(self) -> None:
+        self.watches = True
+
     def count_shard(self) -> None:
         self.shards += 1
 
@@ -37,6 +41,8 @@ class Worker:
 
     def backward(self) -> float:
         """Gradients come; returns what they are multiplied by."""
+        if not self.watches:
+            return 1.0
         if self.refusal is not None:
             raise self.refusal
         self.gradients += 1
