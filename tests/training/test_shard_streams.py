@@ -129,8 +129,7 @@ class ReadyStream(IterableDataset):
         return (ready[index] for index in range(len(ready)))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "num_workers"), [(1, 0), (2, 2), (4, 0)])
 def test_ready_made_batches_are_cut(workers, num_workers):
     def make():
         return DataLoader(Ready(), batch_size=None, shuffle=True, num_workers=num_workers)

@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from paceline import spec
+from paceline.record import RunFolder
 from paceline.testing import run_members
 from paceline.training.script import no_sync
 from paceline.training.sharding import shard
@@ -145,6 +146,33 @@ def check(name: str, results: list[tuple[list[float], int]]) -> None:
 @pytest.mark.parametrize("name", LOADERS)
 def test_one_worker_is_the_plain_script(name):
     assert run_members(our_script, name, None, workers=1) == [plain_script(name)]
+
+
+def test_a_stand_in_is_no_sample_in_the_record(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment(cluster=spec.Cluster(workers=4)))
+    run_members(our_script, "small", None, workers=4, folder=folder)
+    steps = [folder.steps(f"worker{rank}") for rank in range(4)]
+    assert sum(step.samples for own in steps for step in own) == SAMPLES * EPOCHS
+    assert [step.samples for step in steps[3]] == [0] * (13 * EPOCHS)
+
+
+def with_what_is_no_number(session) -> list[float]:
+    """A stand-in alone may give what the whole batch does not: the deviation of one sample."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    session.distribute(model, optimizer)
+    before = flat(model)
+    session.scale_gradients(2.0 if session.rank == 0 else 0.0)
+    output = model(torch.ones(3 if session.rank == 0 else 1, 2))
+    (output.mean() if session.rank == 0 else output.std()).backward()
+    optimizer.step()
+    session.architecture.settle()
+    return [old - new for old, new in zip(before, flat(model), strict=True)]
+
+
+def test_a_stand_in_counts_nothing_whatever_comes_of_it():
+    results = run_members(with_what_is_no_number, workers=2)
+    assert results[0] == pytest.approx([0.5, 0.5, 0.5])
 
 
 def unseeded(session) -> list[tuple[list[Any], float]]:
