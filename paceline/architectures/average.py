@@ -10,13 +10,14 @@ Between two rounds every worker holds weights of its own. A script that looks at
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -45,13 +46,15 @@ class AverageArchitecture:
         self._buffers = flatten(trained.model.buffers())
         self._state: list[Flat] = []
         self._sent: list[Tensor] | None = None
+        self._stepped: set[int] = set()
+        """Tensors that an optimizer has updated since the last round; on the rest all agree."""
         self._ever: dict[int, Tensor] = {}
         """All that was ever trained: what is frozen later was changed before."""
         self._take_in()
-        self._outer = _Outer(self._options, self._weights)
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
         trained.optimizers[-1].register_step_post_hook(self._after_step)
+        self._handle = register_optimizer_step_pre_hook(self._refuse_stranger)
         self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -82,11 +85,22 @@ class AverageArchitecture:
     def close(self, *, failed: bool) -> None:
         """Workers that end go along with a last round: one of them may be saving the mean."""
         self._undo()
+        self._handle.remove()
         if not failed:
             self.settle()
         self._collective.close()
 
-    def _before_step(self, *_: Any) -> None:
+    def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
+        """Steps that are not counted would never be averaged."""
+        if not any(optimizer is known for known in self._trained.optimizers) and any(
+            id(tensor) in self._ever for tensor in _tensors_of(optimizer)
+        ):
+            problem = "an optimizer that distribute was not given updates the model."
+            fix = "give it all of them: paceline.distribute(model, optimizer, another)."
+            raise SpecError("architecture average", problem, fix)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepped.update(map(id, _tensors_of(optimizer)))
         if self._trained.update():
             self._take_in()
         if self._steps == 0:
@@ -101,6 +115,7 @@ class AverageArchitecture:
             raise SpecError("architecture average", problem, fix)
         self._ever |= {id(tensor): tensor for tensor in self._trained.tensors}
         self._weights = flatten(self._ever.values())
+        self._outer = _Outer(self._options, self._weights)
 
     def _after_step(self, *_: Any) -> None:
         self._steps += 1
@@ -128,8 +143,12 @@ class AverageArchitecture:
         self._collective.start(self._tag)
         self._average(self._weights)
         self._check_tag()
+        # Weights in use by a graph that is still to be differentiated (another optimizer's model)
+        # must stay untouched; an outer optimizer moves them all.
+        changed = self._stepped if self._options.outer == "none" else None
         for flat, target in zip(self._weights, self._outer.step(), strict=True):
-            flat.unpack(target)
+            flat.unpack(target, changed)
+        self._stepped.clear()
         self._is_agreed = True
 
     def _correct(self) -> None:
@@ -205,6 +224,10 @@ class AverageArchitecture:
         if float(total) != own * len(self._collective.members):
             problem = "workers' optimizers hold state for different parameters"
             raise ExchangeError(f"{problem}; average without state=true, or use every parameter.")
+
+
+def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (tensor for group in optimizer.param_groups for tensor in group["params"])
 
 
 class Settling(torch.nn.Module):

@@ -45,7 +45,7 @@ class BucketedArchitecture:
     ) -> None:
         self._collective, self._context = collective, context
         self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
-        self._tap = GradientTap(self, context.clock)
+        self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[_Bucket] = []
         self._started = 0
 
@@ -117,6 +117,8 @@ class BucketedArchitecture:
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
         if self._trained.update():
+            for slot in self._slots:  # their place goes with its bucket
+                slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
             self._deal()
         if any(slot.is_fresh for slot in self._slots):
             self.pass_over()

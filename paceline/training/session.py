@@ -71,8 +71,12 @@ class Session:
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
         """The last steps of this worker, losses not yet known."""
         self._scale = 1.0
-        self._scaled: set[int] = set()
-        """Tensors whose gradients are multiplied by the scale."""
+        self._refusal: SpecError | None = None
+        self._watches = False
+        self._watched: set[int] = set()
+        """Tensors whose gradients are counted and multiplied by the scale."""
+        self.gradients = 0
+        """How many of those came so far: they tell which batches are trained on."""
         if folder is not None:
             self.recorder = Recorder(
                 folder,
@@ -173,14 +177,14 @@ class Session:
         self._trained.append(trained)
         self.architectures.append(architecture)
         architecture.distribute(trained)
-        self._passes.append(Passes(self.clock))
+        self._passes.append(Passes(self.clock, lambda: self._scale != 0.0))
         mix_in(model, Timed, _paceline_passes=self._passes[-1])
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
             optimizer.register_step_post_hook(self._after_step)
         self._last_optimizer = optimizers[-1]
-        if self._scale != 1.0:
-            self._scale_all()
+        if self._watches:
+            self.watch_gradients()
         return_freed_memory()
         return (model, *optimizers)
 
@@ -199,16 +203,36 @@ class Session:
 
     def scale_gradients(self, scale: float) -> None:
         """This worker's next gradients count `scale` times an equal share."""
-        self._scale = scale
+        self._scale, self._refusal = scale, None
         if scale != 1.0:
-            self._scale_all()
+            self.watch_gradients()
 
-    def _scale_all(self) -> None:
+    def refuse_gradients(self, error: SpecError) -> None:
+        """Gradients that come before the next `scale_gradients` raise `error`."""
+        self._refusal = error
+        self.watch_gradients()
+
+    def watch_gradients(self) -> None:
+        """Count and scale the gradients of all that is trained, from now on."""
+        self._watches = True
         for trained in self._trained:
             for tensor in trained.tensors:
-                if id(tensor) not in self._scaled:
-                    self._scaled.add(id(tensor))
-                    tensor.register_hook(lambda g: g if self._scale == 1.0 else g * self._scale)
+                if id(tensor) not in self._watched:
+                    self._watched.add(id(tensor))
+                    tensor.register_hook(self._gradient_came)
+
+    def _gradient_came(self, gradient: Tensor) -> Tensor:
+        self.gradients += 1
+        if self._refusal is not None:
+            raise self._refusal
+        if self._scale == 0.0:  # what is not a number stays so when it is multiplied by zero
+            return torch.zeros_like(gradient)
+        return gradient if self._scale == 1.0 else gradient * self._scale
+
+    @property
+    def is_training(self) -> bool | None:
+        """Whether a distributed model is in training mode; None before there is one."""
+        return any(model.training for model in self.models) if self._trained else None
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a value over the workers; every worker calls it at the same point."""
@@ -247,8 +271,8 @@ class Session:
         self.clock.enter("other")
         if optimizer is not self._last_optimizer:
             return
-        if self._scale != 1.0:
-            self._scale_all()  # the script may train more than before
+        if self._watches:
+            self.watch_gradients()  # the script may train more than before
         entry = self.clock.end_step(self.step, self._passes[-1].samples)
         rate = optimizer.param_groups[0].get("lr")
         entry.learning_rate = None if rate is None else float(rate)

@@ -4,6 +4,7 @@ A script that never calls its model as a whole (`model.encode(x)`) trains as wel
 then counts as other work.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from paceline.telemetry import StepClock
 class Passes:
     """What the forward passes of one model tell the clock."""
 
-    def __init__(self, clock: StepClock) -> None:
-        self.clock = clock
+    def __init__(self, clock: StepClock, counts: Callable[[], bool]) -> None:
+        """`counts`: whether the samples given now belong to the batch; a stand-in does not."""
+        self.clock, self._counts = clock, counts
         self.samples = 0
         """Of the training passes since the last step: the length of the first tensor given."""
 
@@ -24,7 +26,8 @@ class Passes:
         self.clock.enter("forward")
         values = (*arguments, *named.values())
         first = next((value for value in values if isinstance(value, Tensor)), None)
-        self.samples += first.shape[0] if first is not None and first.ndim else 0
+        if first is not None and first.ndim and self._counts():
+            self.samples += first.shape[0]
 
     def end(self) -> None:
         self.clock.enter("backward")

@@ -14,10 +14,8 @@ model = Net()
 model.first.weight.register_hook(lambda gradient: gradient * 0.1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = paceline.distribute(model, optimizer)
-model.last.weight.register_hook(lambda gradient: gradient * 0.5)
 for x, y in paceline.shard(loader(), batch="global"):
     optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
+    F.mse_loss(model(x), y).backward()
     optimizer.step()
 result = {"weights": numbers(model)}

@@ -33,7 +33,7 @@ class AsynchronousServer:
     def __init__(self, options: spec.Server, context: Context) -> None:
         self._options, self._context = options, context
         self._where = f"architecture server:mode={options.mode}"
-        self._tap = GradientTap(self, context.clock)
+        self._tap = GradientTap(self, context, averages=False)
         self._watch = Watch()
         self._at_step = True
         """Gradients leave when the optimizer steps."""

@@ -20,6 +20,7 @@ from paceline.architectures.base import Context
 from paceline.architectures.gradients import (
     GradientTap,
     StepArguments,
+    is_foreign,
     with_closure,
     with_mean_loss,
 )
@@ -42,7 +43,7 @@ class SynchronousServer:
 
     def __init__(self, options: spec.Server, context: Context) -> None:
         self._options, self._context = options, context
-        self._tap = GradientTap(self, context.clock)
+        self._tap = GradientTap(self, context, averages=True)
         self._streaming: Streaming | None = None
         self._watch = Watch()
         self._watches = options.update != "worker"
@@ -203,7 +204,7 @@ class SynchronousServer:
             name = type(optimizer).__name__
             several = "several optimizers, or tensors without one"
             self._watch.refuse_servers(f"{name} cannot run on parts" if self._whole else several)
-        if any(_is_foreign(hook) for hook in _step_hooks(optimizer)):
+        if any(is_foreign(hook) for hook in _step_hooks(optimizer)):
             self._watch.refuse_servers("its optimizer has hooks")
         if self._returns >= PATIENCE:
             self._watch.refuse_servers("it changes weights outside the optimizer")
@@ -290,10 +291,6 @@ def _step_hooks(optimizer: Any) -> list[Any]:
     common = sys.modules["torch.optim.optimizer"]
     everywhere = (common._global_optimizer_pre_hooks, common._global_optimizer_post_hooks)
     return [hook for hooks in (before, after, *everywhere) for hook in hooks.values()]
-
-
-def _is_foreign(hook: Any) -> bool:
-    return not str(getattr(hook, "__module__", "")).startswith("paceline.")
 
 
 def _is_viewed(tensor: Tensor) -> bool:
