@@ -12,7 +12,8 @@ Between two rounds every worker holds weights of its own. A script that looks at
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from paceline.errors import ExchangeError, SpecError
 
 class AverageArchitecture:
     """Everybody trains alone for a while; then all take the mean."""
+
+    _given: ClassVar[WeakSet[Optimizer]] = WeakSet()
+    """All optimizers that `distribute` was given, with this model or another."""
 
     def __init__(
         self, options: spec.Average, context: Context, collective: Collective | None = None
@@ -51,6 +55,7 @@ class AverageArchitecture:
         self._ever: dict[int, Tensor] = {}
         """All that was ever trained: what is frozen later was changed before."""
         self._take_in()
+        self._given.update(trained.optimizers)
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
         trained.optimizers[-1].register_step_post_hook(self._after_step)
@@ -92,9 +97,8 @@ class AverageArchitecture:
 
     def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
         """Steps that are not counted would never be averaged."""
-        if not any(optimizer is known for known in self._trained.optimizers) and any(
-            id(tensor) in self._ever for tensor in _tensors_of(optimizer)
-        ):
+        ours = (id(tensor) in self._ever for tensor in _tensors_of(optimizer))
+        if optimizer not in self._given and any(ours):
             problem = "an optimizer that distribute was not given updates the model."
             fix = "give it all of them: paceline.distribute(model, optimizer, another)."
             raise SpecError("architecture average", problem, fix)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*mode=*": "refused: trains other tensors"}
+EXPECTED = {"server:mode=*": "refused: trains other tensors"}
 
 paceline.init()
 torch.manual_seed(0)

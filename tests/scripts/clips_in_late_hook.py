@@ -8,7 +8,7 @@ from tests.scripts.toy import Net, loader, numbers
 
 EXPECTED = {
     "*": "refused: a hook on a trained tensor was registered after distribute",
-    "*mode=*": "runs",
+    "server:mode=*": "runs",
     "average*": "runs",
 }
 

@@ -6,7 +6,9 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"server*": "refused: gone to the servers"}
+EXPECTED = {
+    "server*": "refused: gone to the servers already",
+}
 
 paceline.init()
 torch.manual_seed(0)

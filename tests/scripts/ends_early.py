@@ -8,7 +8,7 @@ from tests.scripts.toy import Net, loader, numbers
 
 EXPECTED = {
     "*": "refused: worker1 ended after 8 steps",
-    "*mode=*": "runs",
+    "server:mode=*": "runs",
     "average*": "refused: worker1 ended after 8 steps",
 }
 

@@ -7,7 +7,7 @@ from torch import nn
 import paceline
 from tests.scripts.toy import NUM_INPUTS, loader, numbers
 
-EXPECTED = {"*mode=*": "refused: 2 optimizers train one model"}
+EXPECTED = {"server:mode=*": "refused: 2 optimizers train one model"}
 
 
 paceline.init()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*mode=*": "refused: LBFGS cannot"}
+EXPECTED = {"server:mode=*": "refused: LBFGS cannot"}
 
 paceline.init()
 torch.manual_seed(0)

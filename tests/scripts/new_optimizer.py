@@ -6,7 +6,11 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*": "refused: "}
+EXPECTED = {
+    "server*": "refused: weights are changed between backward and step",
+    "server:mode=*": "refused: changes weights outside the optimizer",
+    "average*": "refused: an optimizer that distribute was not given",
+}
 
 paceline.init()
 torch.manual_seed(0)

@@ -1,10 +1,11 @@
 """distribute is given no optimizer."""
 
-
 import paceline
 from tests.scripts.toy import Net, numbers
 
-EXPECTED = {"*": "refused: fix:"}
+EXPECTED = {
+    "*": "refused: without an optimizer",
+}
 
 paceline.init()
 model = Net()

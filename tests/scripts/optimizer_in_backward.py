@@ -6,7 +6,9 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*": "refused: "}
+EXPECTED = {
+    "server:mode=*": "refused: 4 optimizers train one model",
+}
 
 
 def update(parameter):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*mode=*": "refused: SignDescent cannot"}
+EXPECTED = {"server:mode=*": "refused: SignDescent cannot"}
 
 
 class SignDescent(torch.optim.SGD):

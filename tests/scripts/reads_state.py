@@ -6,6 +6,10 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
+EXPECTED = {
+    "server:mode=*": "refused: looks at optimizer.state",
+}
+
 paceline.init()
 torch.manual_seed(0)
 model = Net()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*mode=*": "refused: changes weights outside the optimizer"}
+EXPECTED = {"server:mode=*": "refused: changes weights outside the optimizer"}
 
 paceline.init()
 torch.manual_seed(0)

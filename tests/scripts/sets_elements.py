@@ -6,7 +6,10 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"average:every=1": "equal", "*mode=*": "refused: changes weights outside the optimizer"}
+EXPECTED = {
+    "average:every=1": "equal",
+    "server:mode=*": "refused: changes weights outside the optimizer",
+}
 
 paceline.init()
 torch.manual_seed(0)

@@ -7,7 +7,7 @@ from torch import nn
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"average:every=1": "equal", "*mode=*": "refused: trains other tensors"}
+EXPECTED = {"average:every=1": "equal", "server:mode=*": "refused: trains other tensors"}
 
 paceline.init()
 torch.manual_seed(0)

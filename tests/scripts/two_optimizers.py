@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"*mode=*": "refused: 2 optimizers train one model"}
+EXPECTED = {"server:mode=*": "refused: 2 optimizers train one model"}
 
 paceline.init()
 torch.manual_seed(0)
