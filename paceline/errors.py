@@ -62,18 +62,21 @@ class MemberError(PacelineError):
         last_lines: list[str],
         *,
         sentence: str = "",
-        before: str = "",
+        without: str = "",
     ) -> None:
-        """`sentence`: a PacelineError it ended with, in full; `before`: what happened to others."""
+        """`sentence`: a PacelineError it ended with; `without`: who had ended and was needed."""
         self.member, self.member_status, self.last_lines = member, exit_status, last_lines
         # As a shell has it: a script's own status is passed on, a signal's is told from it.
         self.exit_status = 128 - exit_status if exit_status < 0 else exit_status or 1
-        how = f"was ended by signal {-exit_status}" if exit_status < 0 else f"exited {exit_status}"
-        self.brief = f"{member} {how}" + (f" ({before})" if before else "")
+        self.brief = f"{member} {_how(exit_status)}"
+        if without:
+            self.brief = f"{without} had ended, and {member} could not go on without it"
+            self.brief += f" ({_how(exit_status)})"
         said = "".join(f"\n  {line}" for line in last_lines) or "\n  (it printed nothing)"
         words = f"{self.brief}; its last words:{said}"
         if sentence:
-            words = f"{member}: {sentence}" + (f"\n  ({before})" if before else "")
+            words = f"{self.brief}: {sentence}" if without else f"{member}: {sentence}"
+        self.is_sentence = bool(sentence)
         super().__init__(words)
 
 
@@ -111,6 +114,13 @@ class Interrupted(KeyboardInterrupt):
 
     def __str__(self) -> str:
         return f"{self.brief}; what was recorded is in {self.kept}." if self.kept else self.brief
+
+
+def _how(exit_status: int) -> str:
+    if exit_status >= 0:
+        return f"exited {exit_status}"
+    known = {number.value: f" ({number.name})" for number in signal.Signals}
+    return f"was ended by signal {-exit_status}{known.get(-exit_status, '')}"
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

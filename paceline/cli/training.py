@@ -14,7 +14,7 @@ from rich.table import Table
 from paceline import architectures, data, engines, models, record, spec
 from paceline.cli import console
 from paceline.cli.streams import MemberStreams
-from paceline.errors import SpecError, suggest
+from paceline.errors import MemberError, SpecError, suggest
 from paceline.explain import conclude
 from paceline.launch import Identity, identify
 from paceline.record import RunFolder, Summary
@@ -86,10 +86,22 @@ def train(
         raise SpecError("--out", f"{path} exists.", "name a folder that does not exist yet.")
     with _watched(path) if watch else nullcontext(), _progress(experiment) as progress:
         output = MemberStreams(stdout=not json, paused=progress.paused)
-        folder = engines.run(experiment, path, output=output, progress=progress)
+        try:
+            folder = engines.run(experiment, path, output=output, progress=progress)
+        except MemberError as error:
+            raise _as_seen(error, experiment, path) from None
     conclude(folder)
     show(folder, json, console.out if script is None else console.err)
     return folder
+
+
+def _as_seen(error: MemberError, experiment: spec.Experiment, path: Path) -> MemberError:
+    """What a failed member leaves to be said to somebody who has seen what it printed."""
+    console.err.print(f"recorded in {path}, with a log of each member", soft_wrap=True)
+    alone = experiment.cluster.workers + experiment.num_servers == 1
+    if alone and not error.is_sentence:  # its last words stand right above
+        error.args = (f"{error.brief}.",)
+    return error
 
 
 def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -> None:

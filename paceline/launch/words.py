@@ -4,6 +4,7 @@ When one member fails, the others lose a peer and fail too, within moments and w
 one to name is the first that failed for a reason of its own.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -15,6 +16,9 @@ from paceline.errors import MemberError
 LAST_LINES = 12
 COMPLAINTS = ("Traceback (most recent call last):", "error: ", "terminate called")
 """How the last words of a Python, a Paceline and a C++ program begin."""
+
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""What torch puts before each line of a traceback once there is a group."""
 
 ECHOES = (
     "Connection closed by peer",
@@ -33,6 +37,9 @@ ECHOES = (
 
 SETTLE_SECONDS = 0.2
 """After a failure, until every member that failed in the same moment is known to have."""
+
+LEAVE_SECONDS = 2.0
+"""Others may notice that a member leaves before its process has ended."""
 
 ECHO_SECONDS = 3.0
 """As long as only echoes were heard: the cause may still be on its way out."""
@@ -62,6 +69,7 @@ class LastWords:
     def _add(self, stream: str, line: bytes, now: float) -> None:
         # A carriage return rewrites a line on a terminal; here only its last state matters.
         text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        text = TORCH_PREFIX.sub("", text)
         self._lines.append((text, now))
         if stream != "stderr":
             return
@@ -125,10 +133,13 @@ def first_cause(failed: Iterable[Ending], well: Mapping[str, float]) -> MemberEr
     """
     # Of those that failed in one moment, a signal from outside is no answer to anything.
     cause = min(failed, key=lambda one: (one.is_echo, one.time, one.status >= 0))
-    left = ", ".join(name for name, time in well.items() if time < cause.time + SETTLE_SECONDS)
-    before = f"{left} had ended before it" if cause.is_echo and left else ""
+    left = [name for name, time in well.items() if time < cause.time + LEAVE_SECONDS]
     return MemberError(
-        cause.name, cause.status, cause.lines, sentence=sentence(cause.complaint), before=before
+        cause.name,
+        cause.status,
+        cause.lines,
+        sentence=sentence(cause.complaint),
+        without=", ".join(left) if cause.is_echo else "",
     )
 
 

@@ -43,7 +43,10 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
             summarise(self._folder, "interrupted" if isinstance(error, ASKED) else "failed")
 
     def _warn(self) -> None:
-        text = warning(self._folder.experiment(), self._folder.members())
+        members = self._folder.members()
+        names = [member.name for member in members if member.role == "worker"]
+        steps = {name: len(self._folder.steps(name)) for name in names}
+        text = warning(self._folder.experiment(), members, steps)
         if text:
             self._add("launcher", "warning", text)
 

@@ -46,6 +46,8 @@ def test_a_sentence_of_ours_is_the_whole_message():
     assert str(error) == "worker0: ring: it cannot.\n  fix: do not."
     assert sentence(["error: no.", "  fix: yes.", "Exception ignored in: x"]) == "no.\n  fix: yes."
     assert sentence(OWN.splitlines()) == ""
+    ranked = "".join(f"[rank3]: {line}\n" for line in REFUSED.splitlines())  # torch's excepthook
+    assert str(first_cause([ended("worker0", 1, ranked, said_at=1.0)], {})) == str(error)
 
 
 def test_words_printed_long_before_are_no_echo():
@@ -57,10 +59,11 @@ def test_words_printed_long_before_are_no_echo():
 
 def test_those_who_left_before_are_told_where_there_is_no_other_cause():
     lost = ended("worker1", 1, GLOO, said_at=4.0)
-    assert "(worker0 had ended before it)" in str(first_cause([lost], {"worker0": 2.0}))
-    assert "before it" not in str(first_cause([lost], {"worker0": 5.0}))
+    told = "worker0 had ended, and worker1 could not go on without it (exited 1)"
+    assert str(first_cause([lost], {"worker0": 2.0})).startswith(told)
+    assert "had ended" not in str(first_cause([lost], {"worker0": 9.0}))
     own = ended("worker1", 1, OWN, said_at=4.0)
-    assert "before it" not in str(first_cause([own], {"worker0": 2.0}))
+    assert "had ended" not in str(first_cause([own], {"worker0": 2.0}))
 
 
 def test_echoes_alone_are_not_believed_at_once():
