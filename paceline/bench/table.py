@@ -30,15 +30,18 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     architecture: str
     """Ours as typed, or the peer's name."""
 
-    model: str
-    data: str
-    batch: int
-    """Samples per worker."""
-
-    global_batch: int
     workers: int
     servers: int
     engine: str
+    script: str | None = None
+    """The user's own program; then the next four are not known."""
+
+    model: str | None = None
+    data: str | None = None
+    batch: int | None = None
+    """Samples per worker."""
+
+    global_batch: int | None = None
     peer: bool = False
     link: str | None = None
     device: str | None = None
@@ -78,6 +81,11 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Why there are no figures."""
 
     runs: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def subject(self) -> str:
+        """What was run, in a word: the script, or the model."""
+        return self.script or self.model or ""
 
 
 class Table(msgspec.Struct, kw_only=True):
@@ -119,9 +127,10 @@ def _row(cell: Cell, runs: Sequence[RunFolder], reason: str | None) -> Row:
         cell=cell.key,
         architecture=cell.architecture,
         peer=bool(cell.peer),
-        model=workload.model,
-        data=workload.data,
-        batch=cell.global_batch // cluster.workers,
+        script=None if workload.script is None else str(workload.script),
+        model=workload.model or None,
+        data=workload.data or None,
+        batch=cell.global_batch // cluster.workers if cell.global_batch else None,
         global_batch=cell.global_batch,
         workers=cluster.workers,
         servers=experiment.num_servers,
@@ -203,12 +212,12 @@ def verdict(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.samples_per_second is not None:
             where = (
-                f"with {row.model}",
-                f"on {row.data}",
+                f"with {row.subject}",
+                f"on {row.data}" if row.data else "",
                 ENGINE_WORDS[row.engine],
                 f"at {row.link}" if row.link else "",
                 f"with {row.device}" if row.device else "",
-                f"at batch {row.global_batch if strong else row.batch}",
+                f"at batch {row.global_batch if strong else row.batch}" if row.batch else "",
             )
             settings.setdefault(where, []).append(row)
     if not settings:

@@ -14,6 +14,7 @@ from paceline import engines, report, spec
 from paceline.bench import compare, grid
 from paceline.bench.table import Row, Table
 from paceline.cli import console, training
+from paceline.cli.streams import MemberStreams
 from paceline.errors import SpecError, suggest
 from paceline.explain import verdict
 from paceline.record import PHASES, RunFolder
@@ -81,7 +82,7 @@ def run(
     page: bool = True,
 ) -> Table:
     """Run what is left of a comparison, print its table, say what limited the fastest run."""
-    output = console.print_member_line if verbose else _silent
+    output = MemberStreams(stdout=False, plain="") if verbose else _silent
     with progress(folder.comparison().name) as watch:
         table = compare.run(folder, pythons=pythons, output=output, watch=watch)
     table.verdict = f"{table.verdict} {limited(table)}".strip()
@@ -111,7 +112,7 @@ def show_page(folder: compare.ComparisonFolder, table: Table) -> None:
     console.err.print(f"page: {index}")
 
 
-def _silent(name: str, line: str) -> None:
+def _silent(member: str, stream: str, content: bytes) -> None:
     """Members of a grid print the same lines over and over; a failure shows its last ones."""
 
 

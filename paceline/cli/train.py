@@ -85,6 +85,8 @@ def command(
         },
     )
     if training.is_member(os.environ):
+        if experiment.workload.script is not None:
+            training.run_as_member(experiment)
         training.train_as_member(experiment, out, json)
         return
     experiment = training.resolved(experiment)

@@ -187,7 +187,9 @@ def _from_summary(summary: record.Summary, run: RunFolder) -> tuple[WorkerFacts,
         steps=summary.steps if isinstance(summary.steps, int) else 1,
         step_seconds=max(summary.step_seconds.median, sum(known.values())),
         phases={phase: known.get(phase, 0.0) for phase in PHASES},
-        samples=summary.global_batch / summary.workers,
+        samples=(
+            summary.global_batch / summary.workers if isinstance(summary.global_batch, int) else 0.0
+        ),
     )
     return tuple(
         WorkerFacts(**{**vars(one), "name": f"worker{rank}"}) for rank in range(summary.workers)

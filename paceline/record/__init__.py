@@ -10,7 +10,13 @@ from paceline.record.entries import (
     StepSeconds,
     Summary,
 )
-from paceline.record.folder import FORMAT_VERSION, RunFolder, empty_summary, open_folder
+from paceline.record.folder import (
+    FORMAT_VERSION,
+    RunFolder,
+    cannot_write,
+    empty_summary,
+    open_folder,
+)
 from paceline.record.machine import describe, versions
 from paceline.record.summary import (
     counted,
@@ -33,6 +39,7 @@ __all__ = [
     "Step",
     "StepSeconds",
     "Summary",
+    "cannot_write",
     "counted",
     "describe",
     "empty_summary",

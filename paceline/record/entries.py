@@ -102,15 +102,20 @@ class Summary(Entry, kw_only=True, omit_defaults=False):
 
     format_version: int
     status: str
+    """running, finished, failed, interrupted or killed (state.py)."""
+
     name: str
     engine: str
     architecture: str
     workers: int
     servers: int
-    model: str
-    data: str
-    global_batch: int
     members: list[Member]
+    script: str | msgspec.UnsetType = msgspec.UNSET
+    """The user's own program with its arguments; what it trains, and on what, only it knows."""
+
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    data: str | msgspec.UnsetType = msgspec.UNSET
+    global_batch: int | msgspec.UnsetType = msgspec.UNSET
     steps: int | msgspec.UnsetType = msgspec.UNSET
     samples_per_second: float | msgspec.UnsetType = msgspec.UNSET
     step_seconds: StepSeconds | msgspec.UnsetType = msgspec.UNSET
@@ -125,3 +130,8 @@ class Summary(Entry, kw_only=True, omit_defaults=False):
     verdict: str | msgspec.UnsetType = msgspec.UNSET
     notes: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Fallbacks taken and anything emulated, in words."""
+
+    @property
+    def subject(self) -> str:
+        """What was run, in a word: the script, or the model."""
+        return str(self.script if isinstance(self.script, str) else self.model)

@@ -11,6 +11,9 @@ from paceline import spec
 from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
 from paceline.record.folder import RunFolder, empty_summary
 
+NOTED = ("note", "lost", "warning", "interrupted")
+"""Kinds of events that the summary repeats in words."""
+
 
 def summarise(folder: RunFolder, status: str) -> Summary:
     """Compute the summary from what the members wrote so far, write it and return it."""
@@ -20,7 +23,7 @@ def summarise(folder: RunFolder, status: str) -> Summary:
     workers = [member for member in summary.members if member.role == "worker"]
     steps = {worker.name: folder.steps(worker.name) for worker in workers}
     steps = {name: found for name, found in steps.items() if found}
-    notes = [event.text for event in folder.events() if event.kind in ("note", "lost")]
+    notes = [event.text for event in folder.events() if event.kind in NOTED]
     if notes:
         summary.notes = list(dict.fromkeys(notes))
     if steps:

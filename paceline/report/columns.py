@@ -7,9 +7,9 @@ from paceline.units import format_bytes, format_seconds
 
 FACTORS: dict[str, Callable[[Row], str]] = {
     "architecture": lambda row: _with_versions(row),
-    "model": lambda row: row.model,
-    "data": lambda row: row.data,
-    "batch": lambda row: str(row.batch),
+    "model": lambda row: row.subject,
+    "data": lambda row: row.data or "",
+    "batch": lambda row: str(row.batch or ""),
     "workers": lambda row: str(row.workers),
     "servers": lambda row: str(row.servers or ""),
     "engine": lambda row: row.engine,

@@ -60,8 +60,9 @@ def groups(rows: Sequence[Row]) -> list[Group]:
     split_total = len({r.global_batch for r in timed}) < len({r.batch for r in timed})
     for row in timed:
         batch = f"batch {row.global_batch} in all" if split_total else f"batch {row.batch}"
+        batch = batch if row.batch else ""
         where = (row.link or "", _device(row), row.container or "")
-        key = (row.model, row.data, "" if axis == "batch" else batch, row.engine, *where)
+        key = (row.subject, row.data or "", "" if axis == "batch" else batch, row.engine, *where)
         found.setdefault(key, []).append(row)
     return [
         Group(
@@ -88,7 +89,7 @@ def label(row: Row) -> str:
 def labels(rows: Sequence[Row]) -> dict[str, str]:
     """Cell -> a label that no other row has: factors that vary are added to the short one."""
     found = {row.cell: label(row) for row in rows}
-    for factor in ("model", "batch", "link", "device", "container", "cell"):
+    for factor in ("subject", "batch", "link", "device", "container", "cell"):
         if len(set(found.values())) == len(rows):
             break
         if len({getattr(row, factor) for row in rows}) > 1:
@@ -124,15 +125,15 @@ def _keys(runs: Sequence[RunFolder]) -> list[str]:
 def _title(runs: Sequence[RunFolder]) -> str:
     first = runs[0].summary()
     if len(runs) == 1:
-        return f"{first.model}, {first.architecture} on {first.workers} worker" + (
+        return f"{first.subject}, {first.architecture} on {first.workers} worker" + (
             "s" if first.workers != 1 else ""
         )
-    models = {run.summary().model for run in runs}
+    models = {run.summary().subject for run in runs}
     return f"{len(runs)} runs of {models.pop() if len(models) == 1 else f'{len(models)} models'}"
 
 
 def _workload(row: Row) -> tuple[object, ...]:
-    return row.model, row.data, row.engine, row.device
+    return row.subject, row.data, row.engine, row.device
 
 
 def _axis(rows: Sequence[Row]) -> str:

@@ -118,7 +118,7 @@ class RunTail:
         late = self._late()
         return {
             "name": summary.name or self.folder.path.resolve().name,
-            "model": summary.model,
+            "model": summary.subject,
             "architecture": summary.architecture,
             "status": summary.status,
             "verdict": summary.verdict if isinstance(summary.verdict, str) else None,

@@ -26,7 +26,7 @@ from paceline.spec.experiment import (
     replace,
     to_toml,
 )
-from paceline.spec.workload import Optimizer, Schedule, Workload
+from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
 __all__ = [
     "ARCHITECTURES",
@@ -48,6 +48,7 @@ __all__ = [
     "Replicated",
     "Ring",
     "Schedule",
+    "Script",
     "Server",
     "Single",
     "Workload",

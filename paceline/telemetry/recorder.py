@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
-from paceline.record import Event, Member, RunFolder, Sample, Step, versions
+from paceline.record import Event, Member, RunFolder, Sample, Step, cannot_write, versions
 from paceline.telemetry.network import InterfaceTraffic, SocketTraffic, Traffic
 
 
@@ -42,6 +42,9 @@ class Recorder:
         self._pending: deque[Step] = deque()
         self._encoder = msgspec.json.Encoder()
         self._stop = threading.Event()
+        self._failure: OSError | None = None
+        """Why the record cannot be written; found by the sampling thread, raised in the other."""
+
         self._thread = threading.Thread(target=self._run, name="paceline-recorder", daemon=True)
 
     def __enter__(self) -> "Recorder":
@@ -70,6 +73,8 @@ class Recorder:
 
     def add_step(self, entry: Step) -> None:
         """Take a finished step; written within a second."""
+        if self._failure is not None:
+            raise cannot_write(self._folder.path, self._failure)
         self._pending.append(entry)
 
     def note(self, text: str, kind: str = "note", step: int | None = None) -> None:
@@ -88,6 +93,12 @@ class Recorder:
         self.note(f"{name} was lost in step {step}; {what}", "lost", step)
 
     def _run(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            self._failure = error
+
+    def _write(self) -> None:
         members = self._folder.path / "members"
         steps_path = members / f"{self.member.name}.steps.jsonl"
         series_path = members / f"{self.member.name}.series.jsonl"

@@ -107,9 +107,12 @@ def test_too_small_a_batch(tmp_path):
 def test_slow_input(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SLOW_INPUT)
-    tables = {"architecture": "ring", "cluster": {"workers": 2}}
-    experiment = spec.from_tables(tables, "test")
-    run = engines.run(experiment, tmp_path / "run", script=(str(script),))
+    tables = {
+        "architecture": "ring",
+        "workload": {"script": {"path": str(script)}},
+        "cluster": {"workers": 2},
+    }
+    run = engines.run(spec.from_tables(tables, "test"), tmp_path / "run")
     found = explain(run)
     assert named(found)[0] == "input", found.verdict
     parts = {part.name: part.fraction for part in found.parts}
