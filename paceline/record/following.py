@@ -20,17 +20,29 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
         self._folder = folder
 
     def __enter__(self) -> None:
-        pass
+        self._began = self._now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
+        now = self._now()
         if isinstance(error, MemberError):
             text = str(error).partition(";")[0]
-            now = time.monotonic() / self._folder.experiment().cluster.dilation
+            said = next((line.strip() for line in reversed(error.last_lines) if line.strip()), "")
+            text += f": {said}" if said else ""
             lost = Event(time_seconds=now, member=error.member, kind="lost", text=text)
             self._folder.add_event(lost)
-        summarise(self._folder, "finished" if kind is None else "failed")
+        elif error is not None:
+            text = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+            failed = Event(time_seconds=now, member="launcher", kind="failed", text=text)
+            self._folder.add_event(failed)
+        summarise(self._folder, "finished" if kind is None else "failed", (self._began, now))
+
+    def _now(self) -> float:
+        """On the clock of the members' records: the tunnel's is slowed."""
+        experiment = self._folder.experiment()
+        dilation = experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
+        return time.monotonic() / dilation
 
 
 class StepCounter:

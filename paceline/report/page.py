@@ -15,12 +15,13 @@ import vl_convert
 
 from paceline import __version__
 from paceline.bench.table import Row, Table
-from paceline.errors import RecordError
-from paceline.explain import Explanation, explain
+from paceline.explain import Explanation
+from paceline.explain.words import gain_text
 from paceline.record import RunFolder
 from paceline.report import charts, columns, members
 from paceline.report.charts import Chart
 from paceline.report.rows import Group, groups, labels, run_of
+from paceline.report.verdicts import explained, with_verdict
 from paceline.units import format_bytes, format_seconds
 
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
@@ -74,6 +75,8 @@ class Page:
 
 def compose(table: Table, question: str = "") -> Page:
     """Gather what a page about `table` shows."""
+    explanations = explained(table)
+    table = with_verdict(table, explanations)
     runs = {row.cell: run for row in table.rows if row.failed is None and (run := run_of(row))}
     page = Page(title=table.name, verdict=table.verdict, tiles=_tiles(table.rows))
     for group in groups(table.rows):
@@ -83,7 +86,7 @@ def compose(table: Table, question: str = "") -> Page:
         if row.failed is not None:
             page.failures.append((names[row.cell], row.failed))
         elif row.cell in runs:
-            _add_run(page, names[row.cell], runs[row.cell], _baseline(row, table.rows, runs))
+            _add_run(page, names[row.cell], runs[row.cell], explanations.get(row.cell))
     page.headings, page.cells = columns.table(table.rows)
     page.question = question
     first = next(iter(runs.values()), None)
@@ -96,7 +99,7 @@ def render(page: Page) -> str:
     """The page as one HTML text."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    environment.filters |= {"seconds": format_seconds, "slug": slug}
+    environment.filters |= {"seconds": format_seconds, "slug": slug, "gain": gain_text}
     drawn = page.charts()
     data = {
         "charts": {chart.name: {"data": chart.data, "spec": _on_page(chart)} for chart in drawn},
@@ -146,12 +149,12 @@ def _add_group(page: Page, group: Group, runs: dict[str, RunFolder]) -> None:
         )
 
 
-def _add_run(page: Page, label: str, run: RunFolder, baseline: RunFolder | None) -> None:
+def _add_run(page: Page, label: str, run: RunFolder, explanation: Explanation | None) -> None:
     name = slug(label)
     section = RunSection(
         title=label,
         path=str(run.path),
-        explanation=_explanation(run, baseline),
+        explanation=explanation,
         experiment=(run.path / "experiment.toml").read_text(encoding="utf-8"),
         notes=[event.text for event in run.events()],
     )
@@ -170,24 +173,6 @@ def _add_run(page: Page, label: str, run: RunFolder, baseline: RunFolder | None)
         page.datasets[f"staleness/{name}"] = values
         section.charts.append(charts.staleness(f"staleness/{name}"))
     page.runs.append(section)
-
-
-def _explanation(run: RunFolder, baseline: RunFolder | None) -> Explanation | None:
-    try:
-        return explain(run, baseline)
-    except RecordError:  # a peer's run, or one that ended before its first step
-        return None
-
-
-def _baseline(row: Row, rows: Sequence[Row], runs: dict[str, RunFolder]) -> RunFolder | None:
-    """One worker on the same workload and device, unless this is it."""
-    same = ("model", "data", "batch", "engine", "link", "device", "peer")
-    for other in rows:
-        alone = other.workers == 1 and not other.servers and other.cell != row.cell
-        alike = all(getattr(other, name) == getattr(row, name) for name in same)
-        if alone and alike and other.cell in runs and row.workers > 1:
-            return runs[other.cell]
-    return None
 
 
 def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:

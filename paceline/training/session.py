@@ -24,7 +24,7 @@ from paceline.errors import SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
-from paceline.telemetry import Recorder, StepClock
+from paceline.telemetry import EVALUATION, Recorder, StepClock
 from paceline.training import checkup, gathering, stores
 from paceline.training.device_clock import DeviceClock
 
@@ -72,6 +72,7 @@ class Session:
                 host=identity.host,
                 owns_interfaces=identity.owns_interfaces,
                 sample_seconds=measurement.sample_seconds,
+                warmup_steps=measurement.warmup_steps,
                 dilation=dilation,
             )
             self._stack.enter_context(self.recorder)
@@ -98,6 +99,8 @@ class Session:
     def close(self, failed: BaseException | None = None) -> None:
         """End this process's part; safe to call twice."""
         self._write_open_step()
+        if self.recorder is not None and self.architecture is not None:
+            self.recorder.member.paused_seconds = self.clock.end_training()
         if self.architecture is not None:
             if self.recorder is not None:
                 self.recorder.member.counters.update(self.architecture.counters())
@@ -175,7 +178,9 @@ class Session:
         self.clock.ready()
 
     def _before_forward(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        if module.training and torch.is_grad_enabled():
+        if not (module.training and torch.is_grad_enabled()):
+            self.clock.enter(EVALUATION)
+        else:
             self.clock.enter("forward")
             first = next((value for value in inputs if isinstance(value, Tensor)), None)
             self._samples += first.shape[0] if first is not None and first.ndim else 0
