@@ -56,6 +56,6 @@ def command(
         training.run_as_member(experiment, line)
     experiment = training.with_choice(experiment)
     if dry_run:
-        console.out.print(spec.to_toml(experiment), markup=False)
+        console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch, script=line)

@@ -10,7 +10,7 @@ from paceline.explain.findings import CauseName, Late, Learning, Part
 from paceline.explain.machine import Shortage, short_of_memory
 from paceline.explain.needs import Needs
 from paceline.explain.unsteady import Unsteady
-from paceline.record.wall import FIRST_STEPS
+from paceline.record.wall import FIRST_STEPS, START_UP, TEARDOWN
 
 WORTH_FRACTION = 0.15
 """A loss below this share of the step is not named."""
@@ -31,7 +31,10 @@ SLOW_CABLE = 0.8
 """A cable below this share of the typical one's rate is a slow cable."""
 
 FIRST_STEPS_FRACTION, FIRST_STEPS_SECONDS = 0.3, 2.0
-"""First steps that take more of a run than this, beyond what later steps take, are named."""
+"""First steps that take more of the training than this, beyond what later ones take, are named."""
+
+JUDGED_STEPS = 10
+"""A run that failed after fewer says nothing about its speed."""
 
 NOT_FIXED: tuple[CauseName, ...] = (
     "slow-link",
@@ -93,6 +96,8 @@ def causes(evidence: Evidence) -> list[Loss]:
         first.append(Loss(name=wrong, seconds=0.0))
     if short_of_memory(evidence.facts):
         first.append(Loss(name="memory", seconds=0.0))
+    if evidence.failure and evidence.facts.typical.steps < JUDGED_STEPS:
+        return first
     return [*first, *_losses(evidence)]
 
 
@@ -168,7 +173,8 @@ def first_steps_excess(facts: Facts) -> float:
         return 0.0
     count = facts.experiment.measurement.warmup_steps
     excess = wall[FIRST_STEPS] - count * facts.typical.step_seconds
-    large = excess > FIRST_STEPS_FRACTION * sum(wall.values()) and excess > FIRST_STEPS_SECONDS
+    training = sum(s for what, s in wall.items() if what not in (START_UP, TEARDOWN))
+    large = excess > FIRST_STEPS_FRACTION * training and excess > FIRST_STEPS_SECONDS
     return excess if large else 0.0
 
 

@@ -184,8 +184,7 @@ def _delays(facts: Facts, busiest_seconds: float) -> tuple[float, float]:
     """Delay of the messages that follow one another, and TCP's slow start on such links."""
     if not facts.links or not facts.exchanges:
         return 0.0, 0.0
-    # A frame crosses its sender's and its receiver's cable.
-    one_way = 2 * max(link.latency_seconds for link in facts.links.values())
+    one_way = max(link.latency_seconds for link in facts.links.values())  # the sender's cable's
     rate = max(link.bandwidth_bits_per_second for link in facts.links.values()) / 8
     doublings = math.log2(1 + busiest_seconds * rate / INITIAL_WINDOW_BYTES)
     return rounds(facts) * one_way, 2 * one_way * doublings

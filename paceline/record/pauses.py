@@ -45,13 +45,14 @@ def outside_seconds(entry: Step) -> float:
 
 
 def _name_pauses(entries: Sequence[Step]) -> list[Step]:
+    """The first step is what it is: building graphs and buffers is no pause."""
     if len(entries) < 4:  # too few to tell what is usual
         return list(entries)
     usual = median(outside_seconds(entry) for entry in entries)
     least = max(NOTICED_SECONDS, NOTICED_FRACTION * median(entry.seconds for entry in entries))
     return [
         _paused(entry, {SCRIPT: extra})
-        if (extra := outside_seconds(entry) - usual) > least
+        if (extra := outside_seconds(entry) - usual) > least and entry is not entries[0]
         else entry
         for entry in entries
     ]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from paceline.bench.table import Row, Table
+from paceline.bench.table import Row, Table, verdict
 from paceline.errors import RecordError
 from paceline.explain import Explanation, explain
 from paceline.report.rows import run_of
@@ -44,8 +44,7 @@ def with_verdict(table: Table, found: dict[str, Explanation]) -> Table:
     best = next((action for action in own.actions if action.gain is not None), None)
     if best is not None and own.causes and own.causes[0].seconds:
         line += f" Next: {best.text}."
-    verdict = f"{table.verdict}\n{line}"
-    return msgspec.structs.replace(table, rows=rows, verdict=verdict)
+    return msgspec.structs.replace(table, rows=rows, verdict=f"{verdict(rows)}\n{line}")
 
 
 def _subject(rows: list[Row], found: dict[str, Explanation]) -> Row | None:
