@@ -231,29 +231,44 @@ def _losses(run: RunFolder) -> dict[int, float]:
 
 def verdict(rows: Sequence[Row]) -> str:
     """A line per setting: which is fastest, by how much, and whether it trains the same."""
-    strong = len({row.global_batch for row in rows}) < len({row.batch for row in rows})
     settings: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row.samples_per_second is not None:
-            where = (
-                f"with {row.model}",
-                f"on {row.data}",
-                ENGINE_WORDS[row.engine],
-                f"at {row.link}" if row.link else "",
-                f"with {row.device}" if row.device else "",
-                f"at batch {row.global_batch if strong else row.batch}",
-            )
-            settings.setdefault(where, []).append(row)
+            settings.setdefault(_setting(row, rows), []).append(row)
     if not settings:
         return "Nothing could be measured; the rows say why."
     if len(settings) == 1:
         return f"Fastest: {_fastest(next(iter(settings.values())), rows)}."
-    differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
+    told = _telling(list(settings))
     return "\n".join(
-        f"Fastest {' '.join(v for v, d in zip(where, differs, strict=True) if d and v)}: "
+        f"Fastest {' '.join(filter(None, (where[place] for place in told)))}: "
         f"{_fastest(own, rows)}."
         for where, own in settings.items()
     )
+
+
+def _setting(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What rows must share to be compared, in the order in which it is said."""
+    strong = len({row.global_batch for row in rows}) < len({row.batch for row in rows})
+    return (
+        ENGINE_WORDS[row.engine],
+        f"at {row.link}" if row.link else "",
+        f"with {row.model}",
+        f"on {row.data}",
+        f"with {row.device}" if row.device else "",
+        f"at batch {row.global_batch if strong else row.batch}",
+    )
+
+
+def _telling(settings: Sequence[tuple[str, ...]]) -> list[int]:
+    """The fewest factors, the plainest first, that tell all settings apart."""
+    told: list[int] = []
+    for place in range(len(settings[0])):
+        if len({tuple(one[p] for p in told) for one in settings}) == len(settings):
+            break
+        if len({one[place] for one in settings}) > 1:
+            told.append(place)
+    return told
 
 
 def _fastest(own: Sequence[Row], rows: Sequence[Row]) -> str:

@@ -106,16 +106,14 @@ def _losses(evidence: Evidence) -> list[Loss]:
     whole = facts.typical.step_seconds + facts.typical.paused_seconds
     found = _step_losses(evidence)
     found.append(Loss(name="pauses", seconds=facts.typical.paused_seconds))
+    early = first_steps_excess(facts) / max(facts.typical.steps, 1)
+    found.append(Loss(name="first-steps", seconds=early))
     found = sorted((loss for loss in found if loss.seconds > 0), key=lambda loss: -loss.seconds)
     worth = [loss for loss in found if loss.seconds >= WORTH_FRACTION * whole]
     slow = evidence.efficiency is not None and evidence.efficiency < LOW_EFFICIENCY
     if sum(loss.seconds for loss in found) < HEALTHY_FRACTION * whole and not slow:
         worth, found = [], []
-    named = worth or found[:1]
-    early = first_steps_excess(facts)
-    if early:
-        named.append(Loss(name="first-steps", seconds=early / max(facts.typical.steps, 1)))
-    return named
+    return worth or found[:1]
 
 
 def _step_losses(evidence: Evidence) -> list[Loss]:

@@ -128,7 +128,13 @@ def step_range(now: Needs, then: Needs) -> tuple[float, float]:
     if shrinks <= 1:
         exposures.append(now.exposed * shrinks)
     least = max(then.pace, then.exchange, then.cpu) + then.paused
-    times = [max(least, then.pace + then.chance + exposed + then.paused) for exposed in exposures]
+    # Who is last by chance is often last because of the exchange before.
+    waits = (then.chance, then.chance * min(1.0, shrinks))
+    times = [
+        max(least, then.pace + wait + exposed + then.paused)
+        for exposed in exposures
+        for wait in waits
+    ]
     return min(times), max(times)
 
 

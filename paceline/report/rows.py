@@ -77,6 +77,8 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 def label(row: Row) -> str:
     """A row in a few words: "ring · 4 workers"."""
     words = [row.architecture, f"{row.workers} worker{'s' if row.workers != 1 else ''}"]
+    if row.name:
+        words.insert(0, row.name)
     if row.servers:
         words.append(f"{row.servers} server{'s' if row.servers != 1 else ''}")
     return " · ".join(words)
@@ -85,8 +87,6 @@ def label(row: Row) -> str:
 def labels(rows: Sequence[Row]) -> dict[str, str]:
     """Cell -> a label that no other row has: factors that vary are added to the short one."""
     found = {row.cell: label(row) for row in rows}
-    if len(set(found.values())) < len(rows) and all(row.name for row in rows):
-        return {row.cell: f"{row.name} · {label(row)}" for row in rows}
     for factor in ("model", "batch", "link", "device", "container", "cell"):
         if len(set(found.values())) == len(rows):
             break
