@@ -2,6 +2,7 @@
 
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
@@ -18,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from paceline import spec
+
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 
@@ -25,6 +28,19 @@ out = Console(highlight=False)
 def print_json(value: object) -> None:
     """One JSON object on stdout."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_question(question: spec.Experiment | spec.Comparison, *, json: bool) -> None:
+    """What `--dry-run` prints: a file that can be read back, or the same as JSON; never folded."""
+    if isinstance(question, spec.Comparison):
+        text = spec.comparison_to_toml(question)
+    else:
+        text = spec.to_toml(question)
+    if json:
+        print_json(tomllib.loads(text))
+        return
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 

@@ -37,7 +37,7 @@ app = typer.Typer(
     name="paceline",
     help="One training script, every classic distributed architecture, "
     "and the reason it scales or doesn't.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,8 +50,9 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False,
         "--version",
@@ -61,6 +62,8 @@ def _root(
     ),
 ) -> None:
     """Only the options before a verb; verbs are the files beside this one."""
+    if context.invoked_subcommand is None:  # asking for nothing is asking for help
+        typer.echo(context.get_help())
 
 
 class _EndedError(Exception):

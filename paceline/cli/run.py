@@ -47,8 +47,7 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run SCRIPT as every worker of a job; the architecture is chosen here, not in the script."""
-    from paceline import spec
-    from paceline.cli import training
+    from paceline.cli import console, training
 
     changes = {
         "architecture": architecture,
@@ -64,7 +63,7 @@ def command(
         training.run_as_member(experiment)
     experiment = training.resolved(experiment)
     if dry_run:
-        print(spec.to_toml(experiment), end="")
+        console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch)
 

@@ -91,7 +91,7 @@ def command(
         return
     experiment = training.resolved(experiment)
     if dry_run:
-        console.out.print(spec.to_toml(experiment), markup=False)
+        console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch)
 

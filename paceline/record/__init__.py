@@ -18,15 +18,18 @@ from paceline.record.folder import (
     open_folder,
 )
 from paceline.record.machine import describe, versions
+from paceline.record.pauses import tell_pauses
 from paceline.record.summary import (
     counted,
     losses,
+    not_finite_from,
     split_wait,
     staleness,
     step_seconds,
     summarise,
     waits_for_all,
 )
+from paceline.record.traffic import MemberTraffic, per_step
 
 __all__ = [
     "FORMAT_VERSION",
@@ -34,6 +37,7 @@ __all__ = [
     "Event",
     "Loss",
     "Member",
+    "MemberTraffic",
     "RunFolder",
     "Sample",
     "Step",
@@ -44,11 +48,14 @@ __all__ = [
     "describe",
     "empty_summary",
     "losses",
+    "not_finite_from",
     "open_folder",
+    "per_step",
     "split_wait",
     "staleness",
     "step_seconds",
     "summarise",
+    "tell_pauses",
     "versions",
     "waits_for_all",
 ]

@@ -25,22 +25,23 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
         self._folder = folder
 
     def __enter__(self) -> None:
-        pass
+        self._began = self._now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         if error is None:
             self._warn()
-            summarise(self._folder, "finished")
+            summarise(self._folder, "finished", (self._began, self._now()))
             return
         if isinstance(error, Interrupted):
             error.kept = str(self._folder.path)
         # What could not be written any more must not hide why.
         with contextlib.suppress(RecordError):
             self._note(error)
+        state = "interrupted" if isinstance(error, ASKED) else "failed"
         with contextlib.suppress(RecordError):
-            summarise(self._folder, "interrupted" if isinstance(error, ASKED) else "failed")
+            summarise(self._folder, state, (self._began, self._now()))
 
     def _warn(self) -> None:
         members = self._folder.members()
@@ -57,10 +58,18 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
             self._add("launcher", "interrupted", error.brief)
         elif isinstance(error, BrokenPipeError):
             self._add("launcher", "interrupted", "ended because nobody read its output any more")
+        else:
+            self._add("launcher", "failed", str(error))
 
     def _add(self, member: str, kind: str, text: str) -> None:
-        now = time.monotonic() / self._folder.experiment().cluster.dilation
-        self._folder.add_event(Event(time_seconds=now, member=member, kind=kind, text=text))
+        event = Event(time_seconds=self._now(), member=member, kind=kind, text=text)
+        self._folder.add_event(event)
+
+    def _now(self) -> float:
+        """On the clock of the members' records: the tunnel's is slowed."""
+        experiment = self._folder.experiment()
+        dilation = experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
+        return time.monotonic() / dilation
 
 
 class StepCounter:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from paceline.bench.grid import Cell
-from paceline.bench.table import Row, Table, tabulate
+from paceline.bench.table import Row, Table, add_speedup, tabulate, verdict
 from paceline.record import RunFolder
 
 AXES = {"workers": "workers", "batch": "batch per worker", "servers": "servers"}
@@ -32,7 +32,7 @@ class Group:
         return len(places) > len(set(self.series.values()))
 
 
-def from_runs(runs: Sequence[RunFolder], name: str = "", verdict: str = "") -> Table:
+def from_runs(runs: Sequence[RunFolder], name: str = "") -> Table:
     """Rows of runs that no comparison asked for; one worker's run is the others' baseline."""
     keys = _keys(runs)
     cells = [Cell(key=k, experiment=r.experiment()) for k, r in zip(keys, runs, strict=True)]
@@ -40,12 +40,9 @@ def from_runs(runs: Sequence[RunFolder], name: str = "", verdict: str = "") -> T
     table = tabulate(name or _title(runs), cells, finished, {})
     alone = {_workload(row): row for row in table.rows if row.workers == 1 and not row.servers}
     for row in table.rows:
-        baseline = alone.get(_workload(row))
-        if baseline is not None and row.samples_per_second and baseline.samples_per_second:
-            row.speedup = row.samples_per_second.median / baseline.samples_per_second.median
-            row.efficiency = row.speedup / row.workers
-    if verdict:
-        table.verdict = verdict
+        row.name, row.baseline = row.cell, None
+        add_speedup(row, alone.get(_workload(row)))
+    table.verdict = verdict(table.rows)  # again: now rows have names, and speed-ups
     return table
 
 
@@ -81,6 +78,8 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 def label(row: Row) -> str:
     """A row in a few words: "ring · 4 workers"."""
     words = [row.architecture, f"{row.workers} worker{'s' if row.workers != 1 else ''}"]
+    if row.name:
+        words.insert(0, row.name)
     if row.servers:
         words.append(f"{row.servers} server{'s' if row.servers != 1 else ''}")
     return " · ".join(words)

@@ -56,13 +56,13 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
-            with session.clock.paused():
+            with session.clock.paused("balancing"):
                 balance(session, shares)
         every = workload.checkpoint_every
         if every and (step + 1) % every == 0 and step + 1 < num_steps:
-            with session.clock.paused():
+            with session.clock.paused("checkpoint"):
                 worker.save(folder.path, step + 1)
-    worker.finish(len(dataset))
+    worker.finish(dataset)
     dataset.close()
 
 
@@ -161,18 +161,21 @@ class _Worker:
         if self._session.rank == 0:
             checkpoint.save(run, step=next_step, model=self._model, optimizer=self._optimizer)
 
-    def finish(self, num_samples: int) -> None:
+    def finish(self, dataset: data.Dataset) -> None:
         """Bring the weights to rest, and measure them where asked."""
         session, workload = self._session, self._workload
         self._architecture.settle()
         if session.recorder is None or session.rank != 0:
             return
         results = session.recorder.member.results
-        results["num_samples"] = float(num_samples)
+        results["num_samples"] = float(len(dataset))
+        if self._knows_loss and workload.data != "synthetic":
+            results["num_classes"] = float(dataset.num_classes)
         if workload.evaluate:
-            test = open_data(workload, train=False)
-            results.update(accuracy(self._model, test, self.device))
-            test.close()
+            with session.clock.paused("evaluation"):
+                test = open_data(workload, train=False)
+                results.update(accuracy(self._model, test, self.device))
+                test.close()
 
     @property
     def _architecture(self) -> Architecture:

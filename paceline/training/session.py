@@ -85,6 +85,7 @@ class Session:
                 host=identity.host,
                 owns_interfaces=identity.owns_interfaces,
                 sample_seconds=measurement.sample_seconds,
+                warmup_steps=measurement.warmup_steps,
                 dilation=dilation,
             )
             self._stack.enter_context(self.recorder)
@@ -121,6 +122,8 @@ class Session:
     def close(self, failed: BaseException | None = None) -> None:
         """End this process's part; safe to call twice."""
         self._write_open_step()
+        if self.recorder is not None and self.architectures:
+            self.recorder.member.paused_seconds = self.clock.end_training()
         if self.architectures and failed is None and self.store is not None:
             for name, steps in self._ended().items():
                 if steps < self.step:  # where steps must match, this was an error before

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.telemetry import StepClock
+from paceline.telemetry import EVALUATION, StepClock
 
 
 class Passes:
@@ -39,9 +39,12 @@ class Timed(torch.nn.Module):
     _paceline_passes: Passes
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
-            return super().__call__(*arguments, **named)
         passes = type(self)._paceline_passes
+        if torch.compiler.is_compiling():
+            return super().__call__(*arguments, **named)
+        if not (self.training and torch.is_grad_enabled()):
+            passes.clock.enter(EVALUATION)
+            return super().__call__(*arguments, **named)
         passes.begin(arguments, named)
         output = super().__call__(*arguments, **named)
         passes.end()
