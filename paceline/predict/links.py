@@ -9,6 +9,9 @@ A *connection* carries its messages one after the other, as TCP does; connection
 divide every link they cross evenly, and what one cannot use because it is held up elsewhere goes to
 the others. A message has *departed* when its last byte has left, and *arrives* after the latencies
 of its links. Knows nothing of what is carried.
+
+A connection may stand for many alike: `("server0 in", 64.0)` in a path says that for each byte of
+this message 64 cross that link, and the connection counts as 64 of its users.
 """
 
 import heapq
@@ -26,8 +29,9 @@ class Link:
         self.name, self.bytes_per_second = name, bytes_per_second
         self.latency_seconds = latency_seconds
         self.carried_bytes = 0.0
-        self.users: dict[_Connection, None] = {}
-        """Connections that are sending over it, in the order in which they began."""
+        self.users: dict[_Connection, float] = {}
+        """Connections that are sending over it, in the order in which they began, with how many
+        each stands for."""
 
 
 class _Message:
@@ -40,8 +44,9 @@ class _Message:
 class _Connection:
     """Messages on one way; the first is under way at `rate` since `since`."""
 
-    def __init__(self, links: tuple[Link, ...], most_bytes_per_second: float) -> None:
+    def __init__(self, links: dict[Link, float], most_bytes_per_second: float) -> None:
         self.links, self.most = links, most_bytes_per_second
+        """Links with how many alike this connection stands for on each."""
         self.latency_seconds = sum(link.latency_seconds for link in links)
         self.queue: deque[_Message] = deque()
         self.left_bytes = self.rate = self.since = 0.0
@@ -70,10 +75,14 @@ class Links:
     def link(self, name: str) -> Link:
         return self._links[name]
 
+    def all(self) -> dict[str, Link]:
+        """Every link by name."""
+        return dict(self._links)
+
     def send(
         self,
         connection: Hashable,
-        path: Sequence[str],
+        path: Sequence[str | tuple[str, float]],
         size_bytes: float,
         arrived: Then,
         departed: Then | None = None,
@@ -86,14 +95,15 @@ class Links:
         """
         way = self._connections.get(connection)
         if way is None:
-            links = tuple(self._links[name] for name in path)
+            parts = [(part, 1.0) if isinstance(part, str) else part for part in path]
+            links = {self._links[name]: weight for name, weight in parts}
             way = self._connections[connection] = _Connection(links, most_bytes_per_second)
         way.queue.append(_Message(size_bytes, arrived, departed))
         if len(way.queue) == 1:
             way.left_bytes, way.rate, way.since = size_bytes, 0.0, self._clock.now
             self._sending[way] = None
-            for link in way.links:
-                link.users[way] = None
+            for link, weight in way.links.items():
+                link.users[way] = weight
             self._reconsider()
 
     def _reconsider(self) -> None:
@@ -133,8 +143,8 @@ class Links:
         self._alarm = None
         moment, _, _, way = heapq.heappop(self._endings)
         message = way.queue.popleft()
-        for link in way.links:
-            link.carried_bytes += message.size_bytes
+        for link, weight in way.links.items():
+            link.carried_bytes += message.size_bytes * weight
         if message.departed is not None:
             self._clock.at(moment, message.departed)
         self._clock.at(moment + way.latency_seconds, message.arrived)
@@ -154,26 +164,28 @@ def _fair_rates(sending: dict[_Connection, None]) -> dict[_Connection, float]:
     """Fill the fullest link evenly, then the next with what is left, until all have a rate."""
     links = {link: None for way in sending for link in way.links}
     free = {link: link.bytes_per_second for link in links}
-    waiting = {link: len(link.users) for link in links}
+    waiting = {link: dict(link.users) for link in links}
+    weights = {link: sum(link.users.values()) for link in links}
     rates: dict[_Connection, float] = {}
 
     def settle(way: _Connection, rate: float) -> None:
         rates[way] = rate
-        for link in way.links:
-            free[link] = max(0.0, free[link] - rate)
-            waiting[link] -= 1
-            if waiting[link] == 0:
+        for link, weight in way.links.items():
+            free[link] = max(0.0, free[link] - weight * rate)
+            weights[link] -= weight
+            del waiting[link][way]
+            if not waiting[link]:
                 links.pop(link, None)
 
     capped = sorted((way for way in sending if way.most < math.inf), key=lambda way: way.most)
     while links:
-        fullest = min(links, key=lambda link: free[link] / waiting[link])
-        share = free[fullest] / waiting[fullest]
+        fullest = min(links, key=lambda link: free[link] / weights[link])
+        share = free[fullest] / weights[fullest]
         slow = [way for way in capped if way not in rates and way.most < share]
         if slow:  # the link is not what holds these up: what they leave is for the others
             settle(slow[0], slow[0].most)
             continue
-        for way in [way for way in fullest.users if way not in rates]:
+        for way in list(waiting[fullest]):
             settle(way, share)
     for way in sending:  # over no link at all: only its own limit holds it
         rates.setdefault(way, way.most)
