@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,7 @@ def main() -> None:
             continue
         for index, answer in enumerate(answer_case(case, network)):
             answers[f"{case['id']}/{index}"] = answer
-            if not options.json:
-                show(case, index, answer)
+            show(case, index, answer)
     if options.json:
         print(json.dumps(answers, indent=1))
 
@@ -82,19 +82,19 @@ def show(case: dict[str, Any], index: int, answer: dict[str, float]) -> None:
     low, high = answer["low"] / rate - 1, answer["high"] / rate - 1
     name = f"{case['id']}/{index}"
     text = f"{name:42} {point['devices']:4} devices {rate:10.1f} images/s ({low:+.1%} {high:+.1%})"
-    print(f"{text}  {rate / linear:.1%} of linear", flush=True)
+    print(f"{text}  {rate / linear:.1%} of linear", file=sys.stderr, flush=True)
 
 
-def answer_case(case: dict[str, Any], network: str) -> list[dict[str, float]]:
+def answer_case(case: dict[str, Any], network: str) -> Iterator[dict[str, float]]:
     """One answer per point of the case, from what the case gives."""
     if " and " in case["model"]:
-        return [answer_efficiency(case, network, point) for point in case["predict"]]
+        for point in case["predict"]:
+            yield answer_efficiency(case, network, point)
+        return
     fitted = fitted_case(case, network)
-    answers = []
     for point in case["predict"]:
         experiment = with_known(experiment_of(case, network, point), fitted)
-        answers.append(answer_of(predict(experiment), 1.0))
-    return answers
+        yield answer_of(predict(experiment), 1.0)
 
 
 def answer_efficiency(

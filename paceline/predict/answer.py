@@ -39,9 +39,16 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    experiment: spec.Experiment, stack: Stack | None = None, constants: Constants | None = None
+    experiment: spec.Experiment,
+    stack: Stack | None = None,
+    constants: Constants | None = None,
+    *,
+    coarse: bool = False,
 ) -> Outcome:
-    """One simulation; constants at their expected values unless given."""
+    """One simulation; constants at their expected values unless given.
+
+    `coarse` takes less time, and is good enough to see what a change of a constant does.
+    """
     stack = stack or find_stack(experiment.prediction.stack)
     constants = constants or expected(stack)
     topology = topology_of(experiment)
@@ -53,7 +60,7 @@ def simulate(
             "--architecture", problem, "choose single, ring, server, average or hybrid."
         )
     if has_servers(kind):
-        return server_step(experiment, topology, stack, constants)
+        return server_step(experiment, topology, stack, constants, coarse=coarse)
     return collective_step(experiment, topology, stack, constants)
 
 
@@ -69,6 +76,7 @@ def predict(experiment: spec.Experiment) -> Predicted:
     stack = find_stack(experiment.prediction.stack)
     middle = simulate(experiment, stack)
     best = middle.samples_per_second
+    base = simulate(experiment, stack, coarse=True).samples_per_second
     above = below = stack.model_fraction**2
     widest, name_of_widest = 0.0, ""
     for name, (low, _, high) in ranges(stack).items():
@@ -78,8 +86,8 @@ def predict(experiment: spec.Experiment) -> Predicted:
             changed = msgspec.structs.replace(expected(stack), **{name: value})
             if changed == expected(stack):
                 continue
-            ratio = simulate(experiment, stack, changed).samples_per_second / best
-            change = math.log(ratio)
+            rate = simulate(experiment, stack, changed, coarse=True).samples_per_second
+            change = math.log(rate / base)
             above += change**2 if change > 0 else 0.0
             below += change**2 if change < 0 else 0.0
             if abs(change) > widest:

@@ -16,8 +16,9 @@ from paceline.predict.topology import HostClass, Topology
 EXACT_MEMBERS = 12
 """Up to so many members every one is simulated by itself."""
 
-PHASES = 12
-"""Into so many parts workers that do not wait for each other are divided."""
+PHASES, COARSE_PHASES = 10, 5
+"""Into so many parts workers that do not wait for each other are divided: for a prediction, and to
+see what a constant changes in it."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +70,9 @@ def cells_of(
     on_hosts: Sequence[Sequence[int]],
     hot: Sequence[int],
     *,
-    together: bool,
+    phases: int,
 ) -> list[Cell]:
-    """Cells over all classes. `together`: workers wait for one another in each step."""
+    """Cells over all classes. `phases`: 1 where workers wait for one another in each step."""
     members = topology.workers + sum(len(seats) for seats in on_hosts)
     exact = members <= EXACT_MEMBERS
     cells: list[Cell] = []
@@ -81,15 +82,15 @@ def cells_of(
         first += of.hosts
         alone = [i for i, seats in enumerate(seats_of) if exact or set(seats) & set(hot)]
         rest = [i for i in range(of.hosts) if i not in set(alone)]
-        parts = [[i] for i in alone] + _parts(rest, of, seats_of, together)
+        parts = [[i] for i in alone] + _parts(rest, of, seats_of, phases)
         for part in parts:
-            phases = 1 if together or not of.workers else min(of.workers, PHASES)
+            in_host = min(of.workers, phases) if of.workers else 1
             cells.append(
                 Cell(
                     name=f"{of.name}.{len(cells)}",
                     of=of,
                     hosts=len(part),
-                    phases=of.workers if exact and of.workers else phases,
+                    phases=of.workers if exact and of.workers else in_host,
                     seats=tuple(seat for i in part for seat in seats_of[i]),
                 )
             )
@@ -97,13 +98,13 @@ def cells_of(
 
 
 def _parts(
-    rest: list[int], of: HostClass, seats_of: Sequence[Sequence[int]], together: bool
+    rest: list[int], of: HostClass, seats_of: Sequence[Sequence[int]], phases: int
 ) -> list[list[int]]:
     """Hosts with and without seats apart; in parts that may drift where nobody waits."""
     kinds = ([i for i in rest if seats_of[i]], [i for i in rest if not seats_of[i]])
-    phases = 1 if together or of.workers == 0 else math.ceil(PHASES / of.workers)
+    wanted = math.ceil(phases / of.workers) if of.workers else 1
     parts: list[list[int]] = []
     for alike in filter(None, kinds):
-        count = min(len(alike), max(1, round(phases * len(alike) / len(rest))))
+        count = min(len(alike), max(1, round(wanted * len(alike) / len(rest))))
         parts += [alike[k::count] for k in range(count)]
     return parts

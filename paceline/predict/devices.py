@@ -24,6 +24,7 @@ LAYER_OVERHEAD_SECONDS = 60e-6
 """What a layer costs however small the batch: starting kernels, in frameworks of 2017."""
 
 ESTIMATED_BATCH = 32
+UNKNOWN_LAYERS = 32
 
 
 class NetworkLayer(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,18 @@ def network(model: str) -> Network:
         fix = f"profile it with `paceline profile`, or {suggest(model, known)}"
         raise SpecError("model", problem, fix)
     return known[model]
+
+
+def _network_of(experiment: spec.Experiment) -> Network:
+    """The model's own layers, or where only its size is known, some that are all alike."""
+    model, size = experiment.workload.model, experiment.prediction.model_bytes
+    if model in networks() or size is None:
+        return network(model)
+    layers = [
+        NetworkLayer(f"layer{index}", 1.0, size // UNKNOWN_LAYERS)
+        for index in range(UNKNOWN_LAYERS)
+    ]
+    return Network(input_shape=(1,), layers=tuple(layers))
 
 
 def overhead_seconds(of: Network, layer_seconds: float = LAYER_OVERHEAD_SECONDS) -> float:
@@ -161,7 +174,7 @@ def _scaled(
         profile = find_profile(device, workload.model, workload.precision)
         factor = seconds / profile.step_seconds(batch)
         return _slower(profile, factor, f"{profile.source}; scaled to {source}")
-    of = network(workload.model)
+    of = _network_of(experiment)
     overhead = overhead_seconds(of, layer_overhead_seconds)
     text = f"{source}; spread over layers by operations"
     return spread(

@@ -1,13 +1,13 @@
 """A job with servers on a virtual clock: the protocol's own machines, devices, links.
 
 The machines decide what is sent to whom and when a server may answer, as they do in a real run;
-this file only lets time pass. A *group* is a set of workers in step with each other on the hosts of a
-cell; it is simulated as one, and weighs on a server's link as all of them.
+this file only lets time pass. A *group* is a set of workers in step with each other on the hosts of
+a cell; it is simulated as one, and weighs on a server's link as all of them.
 """
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology, rate_of
 from paceline.protocol import Announce, Answer, Departed, Push, Ready, Send, Usable
 
-WARMUP_STEPS, MOST_STEPS = 3, 10
+WARMUP_STEPS, MOST_STEPS, COARSE_STEPS = 3, 10, 7
 SETTLED = 1e-3
 """Steps that differ by less repeat themselves."""
 
@@ -96,6 +96,9 @@ class Job:
         self._together, self._noisy = together, noisy
         self._random = random.Random(experiment.workload.seed)
         self._local = topology.computing_hosts == 1 and groups[0].devices > 1
+        self._most_steps = MOST_STEPS
+        self._ended = False
+        """A group has come to the end of a step since it was last asked."""
         self.events = 0
         num_layers = len(groups[0].work.layers)
         self._chunks_of = [
@@ -192,8 +195,9 @@ class Job:
 
     # Running
 
-    def run(self) -> float:
+    def run(self, most_steps: int = MOST_STEPS) -> float:
         """Seconds of a step, once steps repeat themselves or enough have passed."""
+        self._most_steps = most_steps
         for number, group in enumerate(self._groups):
             delay = 0.0
             if not self._together:  # who does not wait for others is anywhere in its step
@@ -204,8 +208,11 @@ class Job:
         return self._step_seconds()
 
     def _is_settled(self) -> bool:
+        if not self._ended:  # asked after everything that happens
+            return False
+        self._ended = False
         fewest = min(len(group.ends) for group in self._groups)
-        if fewest >= MOST_STEPS:
+        if fewest >= self._most_steps:
             return True
         if not self._together or fewest < WARMUP_STEPS + 2:
             return False
@@ -237,22 +244,49 @@ class Job:
                 self._act(group, group.machine.begin())
             if work.input_seconds:
                 yield work.input_seconds
-            for layer, (forward, _, _) in enumerate(work.layers):
-                yield self._chunks_of[layer] if group.sums is None else {layer}
-                yield forward * self._noise(jitter)
-            unmade = [len(parcel.layers) for parcel in self._parcels]
-            for layer in reversed(range(len(work.layers))):
-                yield work.layers[layer][1] * self._noise(jitter)
-                if group.sums is not None:
-                    group.sums.made(layer)
-                    continue
-                for chunk in sorted(self._chunks_of[layer]):
-                    unmade[chunk] -= 1
-                    if unmade[chunk] == 0:
-                        self._ready(group, chunk)
+            yield from self._forward(group, jitter)
+            yield from self._backward(group, jitter)
             if work.update_seconds:
                 yield work.update_seconds
             group.ends.append(self.clock.now)
+            self._ended = True
+
+    def _forward(self, group: Group, jitter: float) -> Iterator[float | set[int]]:
+        """Layers whose weights are there already pass as one."""
+        seconds = 0.0
+        for layer, (forward, _, _) in enumerate(group.work.layers):
+            wanted = self._chunks_of[layer] if group.sums is None else {layer}
+            if not wanted.isdisjoint(self._missing(group)):
+                if seconds:
+                    yield seconds
+                    seconds = 0.0
+                yield wanted
+            seconds += forward * self._noise(jitter)
+        yield seconds
+
+    def _backward(self, group: Group, jitter: float) -> Iterator[float]:
+        """Layers that complete no chunk pass together with the next that does."""
+        unmade = [len(parcel.layers) for parcel in self._parcels]
+        seconds = 0.0
+        for layer in reversed(range(len(group.work.layers))):
+            seconds += group.work.layers[layer][1] * self._noise(jitter)
+            complete = []
+            for chunk in sorted(self._chunks_of[layer]):
+                unmade[chunk] -= 1
+                if unmade[chunk] == 0:
+                    complete.append(chunk)
+            if not complete and group.sums is None and layer > 0:
+                continue
+            yield seconds
+            seconds = 0.0
+            if group.sums is not None:
+                group.sums.made(layer)
+                continue
+            for chunk in complete:
+                self._ready(group, chunk)
+
+    def _missing(self, group: Group) -> Set[int]:
+        return group.sums.pending if group.sums else group.machine.outstanding
 
     def _noise(self, fraction: float) -> float:
         return max(0.0, self._random.gauss(1.0, fraction)) if fraction else 1.0
@@ -269,8 +303,7 @@ class Job:
                 if group.waits_for_end:
                     return
                 continue
-            missing = group.sums.pending if group.sums else group.machine.outstanding
-            group.needed = wanted & missing
+            group.needed = wanted & self._missing(group)
             if group.needed:
                 return
 

@@ -12,9 +12,11 @@ from paceline import spec
 from paceline.predict.answer import simulate
 
 Unknown = Literal["one_device", "link", "inside"]
-TOLERANCE = 1e-4
-LEAST, MOST = 1e7, 2e12
-"""Bits per second between which a rate is looked for."""
+TOLERANCE = 1e-3
+LEAST, GUESS, MOST = 1e7, 1e10, 2e12
+"""Bits per second between which a rate is looked for, and where first."""
+
+MOST_GUESSES = 20
 
 
 def fit(known: spec.Experiment, samples_per_second: float, unknown: Unknown) -> spec.Experiment:
@@ -41,12 +43,16 @@ def _fit_device(known: spec.Experiment, samples_per_second: float) -> spec.Exper
 
 
 def _solve(predicted: Callable[[float], float], wanted: float) -> float:
-    """The rate at which a throughput that grows with it is as wanted; the nearest end otherwise."""
-    low, high = LEAST, MOST
-    while high / low > 1 + TOLERANCE * 10:
-        middle = math.sqrt(low * high)
-        if predicted(middle) < wanted:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(low * high)
+    """The rate at which a throughput that grows with it is as wanted; the nearest end otherwise.
+
+    Where the rate decides, throughput is about proportional to it: a few guesses suffice.
+    """
+    low, high, rate = LEAST, MOST, GUESS
+    for _ in range(MOST_GUESSES):
+        ratio = wanted / predicted(rate)
+        if abs(ratio - 1) < TOLERANCE:
+            break
+        low, high = (rate, high) if ratio > 1 else (low, rate)
+        guess = rate * ratio**1.2
+        rate = guess if low < guess < high else math.sqrt(low * high)
+    return rate

@@ -5,9 +5,9 @@ import math
 import msgspec
 
 from paceline import protocol, spec
-from paceline.predict.cells import Cell, cells_of, lay_out
+from paceline.predict.cells import COARSE_PHASES, PHASES, Cell, cells_of, lay_out
 from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
-from paceline.predict.exchange import Group, Job, SeatGroup
+from paceline.predict.exchange import COARSE_STEPS, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology
@@ -21,16 +21,22 @@ STRETCHES = 8
 
 
 def server_step(
-    experiment: spec.Experiment, topology: Topology, stack: Stack, constants: Constants
+    experiment: spec.Experiment,
+    topology: Topology,
+    stack: Stack,
+    constants: Constants,
+    *,
+    coarse: bool = False,
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
     together = waits_for_all(experiment.architecture)
+    phases = COARSE_PHASES if coarse else PHASES
     in_host = stack.sums_in_host or isinstance(experiment.architecture, spec.Hybrid)
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
     plan = _chunked if stack.place == "chunks" else _whole
-    dealt = plan(experiment, topology, stack, work, on_hosts, shares)
+    dealt = plan(experiment, topology, stack, work, on_hosts, shares, 1 if together else phases)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = [
         SeatGroup(index, at, count, _server(experiment, dealt.parcels, index, len(groups)))
@@ -50,7 +56,7 @@ def server_step(
         together=together,
         noisy=not collapsed,
     )
-    step = job.run()
+    step = job.run(COARSE_STEPS if coarse else MOST_STEPS)
     typical = max(groups, key=lambda group: group.count)
     late = 0.0
     if together:
@@ -77,13 +83,13 @@ def _chunked(
     work: Work,
     on_hosts: list[list[int]],
     shares: list[float],
+    phases: int,
 ) -> _Dealt:
     """Chunks by bytes: seats are alike, so that those of a cell are dealt to as one."""
     sizes, options = [layer[2] for layer in work.layers], experiment.architecture
     wanted = options.chunk_bytes if isinstance(options, spec.Server) else None
-    coarse = 0 if wanted else sum(sizes) // MOST_CHUNKS
-    together = waits_for_all(options)
-    cells = cells_of(topology, on_hosts, (), together=together)
+    least = 0 if wanted else sum(sizes) // MOST_CHUNKS
+    cells = cells_of(topology, on_hosts, (), phases=phases)
     collapsed = len(cells) < len(on_hosts)
     alike: list[tuple[tuple[Cell, ...], tuple[int, ...]]] = [
         ((cell,), (seat,)) for cell in cells for seat in cell.seats
@@ -99,7 +105,7 @@ def _chunked(
     return _Dealt(
         cells=cells,
         seats=seats,
-        parcels=deal(work.names, sizes, totals, stack, wanted, coarse),
+        parcels=deal(work.names, sizes, totals, stack, wanted, least),
         unevenness=_unevenness(sum(sizes), len(shares)) if collapsed else 1.0,
     )
 
@@ -111,12 +117,12 @@ def _whole(
     work: Work,
     on_hosts: list[list[int]],
     shares: list[float],
+    phases: int,
 ) -> _Dealt:
     """Whole variables: dealt to every real seat first, because some seats get more than others."""
     dealt = deal(work.names, [layer[2] for layer in work.layers], shares, stack, None)
-    together = waits_for_all(experiment.architecture)
     hot = hot_seats(dealt, len(shares))
-    cells = cells_of(topology, on_hosts, hot, together=together)
+    cells = cells_of(topology, on_hosts, hot, phases=phases)
     exact = len(cells) == len(on_hosts)
     alone = [c for c in cells if c.seats and (exact or not set(hot).isdisjoint(c.seats))]
     rest = tuple(cell for cell in cells if cell.seats and cell not in alone)
