@@ -21,6 +21,8 @@ VERBS = (
     "explain",
     "report",
     "watch",
+    "predict",
+    "advise",
     "reproduce",
     "net",
     "profile",
