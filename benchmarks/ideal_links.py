@@ -22,9 +22,8 @@ import tunnel
 from tunnel import COMPUTE_SECONDS, PAYLOAD_BYTES_PER_SECOND, WORKERS, profile_of
 
 from paceline import protocol, spec
-from paceline.architectures.server.plan import TRAVELLING_CHUNK_BYTES
 from paceline.protocol import Answer, Departed, ParameterSize, Push, Ready, Send, Usable
-from paceline.protocol.placement import Placement, exchange_seconds
+from paceline.protocol.placement import TRAVELLING_CHUNK_BYTES, Placement, exchange_seconds
 from paceline.spec.profile import Layer
 
 ROWS: dict[str, tuple[Placement, int]] = {

@@ -36,6 +36,7 @@ class Engine(Protocol):
 ENGINES: dict[str, str] = {
     "here": "paceline.engines:here",
     "tunnel": "paceline.tunnel.engine:tunnel",
+    "predict": "paceline.predict.engine:predicted",
 }
 
 

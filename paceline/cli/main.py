@@ -24,6 +24,8 @@ VERBS = (
     "explain",
     "report",
     "watch",
+    "predict",
+    "advise",
     "reproduce",
     "net",
     "profile",

@@ -181,6 +181,12 @@ class Summary(Entry, kw_only=True, omit_defaults=False):
     efficiency: float | msgspec.UnsetType = msgspec.UNSET
     limit_seconds: float | msgspec.UnsetType = msgspec.UNSET
     verdict: str | msgspec.UnsetType = msgspec.UNSET
+    interval: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """Of a prediction: `low` and `high` samples per second, between which nine of ten lie."""
+
+    limited_by: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a prediction: the resource that is needed longest in a step."""
+
     notes: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Fallbacks taken and anything emulated, in words."""
 

@@ -18,7 +18,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,6 +91,17 @@ class RunFolder:
     def write_member(self, member: Member) -> None:
         content = msgspec.json.format(msgspec.json.encode(member), indent=1)
         self.write(f"members/{member.name}.json", content)
+
+    def write_steps(self, member: str, steps: Sequence[Step]) -> None:
+        """All steps of a member at once; a member that runs writes its own line by line."""
+        self._write_lines(f"members/{member}.steps.jsonl", steps)
+
+    def write_series(self, member: str, samples: Sequence[Sample]) -> None:
+        """All samples of a member at once."""
+        self._write_lines(f"members/{member}.series.jsonl", samples)
+
+    def _write_lines(self, name: str, entries: Sequence[Step | Sample]) -> None:
+        self.write(name, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
     def add_event(self, event: Event) -> None:
         path = self.path / "events.jsonl"

@@ -26,6 +26,7 @@ from paceline.spec.experiment import (
     replace,
     to_toml,
 )
+from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Optimizer",
     "Paper",
     "Pipeline",
+    "Prediction",
     "Replicated",
     "Ring",
     "Schedule",

@@ -13,6 +13,7 @@ from paceline.spec.architecture import Architecture, Auto, Hybrid, Server, Singl
 from paceline.spec.architecture import parse_architecture as parse_architecture
 from paceline.spec.base import Spec, require
 from paceline.spec.cluster import Cluster
+from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Workload
 
 
@@ -58,6 +59,7 @@ class Experiment(Spec, frozen=True, kw_only=True):
     cluster: Cluster = Cluster()
     measurement: Measurement = Measurement()
     faults: tuple[Fault, ...] = ()
+    prediction: Prediction = Prediction()
     engine: Literal["here", "tunnel", "predict"] = "here"
 
     def __post_init__(self) -> None:
@@ -158,6 +160,7 @@ _PARTS: dict[str, type[Spec]] = {
     "workload": Workload,
     "cluster": Cluster,
     "measurement": Measurement,
+    "prediction": Prediction,
 }
 
 

@@ -13,16 +13,11 @@ from paceline.architectures.server.memory import DTYPES, is_dense
 from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
 from paceline.protocol import ParameterSize
-
-SHARED_CHUNK_BYTES = 2 << 20, 512 << 10
-"""Preferred, and the least that makes sense, here and below. In shared memory only descriptors
-travel, and the work per chunk is what counts beside sums."""
-
-TRAVELLING_CHUNK_BYTES = 256 << 10, 64 << 10
-"""On a network a small chunk lets an urgent one overtake soon; beat 1 MiB in trials at 1 Gbit."""
-
-LOOPBACK_CHUNK_BYTES = 4 << 20, 256 << 10
-"""Inside one host the work per message is what limits, so messages are few."""
+from paceline.protocol.placement import (
+    LOOPBACK_CHUNK_BYTES,
+    SHARED_CHUNK_BYTES,
+    TRAVELLING_CHUNK_BYTES,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
