@@ -135,10 +135,8 @@ def _ours(
 ) -> Iterator[Cell]:
     if isinstance(architecture, spec.Single):
         return  # there already, as the baseline
-    takes_servers = isinstance(architecture, spec.Server) and architecture.placement != "colocated"
-    takes_servers |= isinstance(architecture, spec.Hybrid) and architecture.between == "server"
     asked = axes.servers or (experiment.cluster.servers or 1,)
-    for servers in asked if takes_servers else (0,):
+    for servers in asked if architecture.takes_servers else (0,):
         yield _cell(
             spec.replace(experiment, architecture=architecture, workers=workers, servers=servers)
         )

@@ -91,11 +91,9 @@ class _Step:
         self.measured = False
 
     def parts(self) -> tuple[tuple[int, float], ...]:
-        total = sum(push.samples for push in self.pushes.values()) or 1.0
+        weight = 1 / len(self.pushes)
         return tuple(
-            (worker, self.pushes[worker].samples / total)
-            for worker in sorted(self.pushes)
-            if not self.pushes[worker].empty
+            (worker, weight) for worker in sorted(self.pushes) if not self.pushes[worker].empty
         )
 
     @property

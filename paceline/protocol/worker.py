@@ -31,7 +31,6 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     """Event: the gradient of a chunk is made (or, `empty`, will not come this step)."""
 
     chunk: int
-    samples: float = 1.0
     empty: bool = False
     absent: tuple[int, ...] = ()
     hold: bool = False
@@ -134,7 +133,6 @@ class WorkerMachine:
             chunk=chunk,
             step=self.step,
             version=self._versions[chunk],
-            samples=event.samples,
             empty=event.empty,
             absent=event.absent,
             hold=event.hold,
