@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from paceline.launch.interruption import SIGNALS
 from paceline.launch.words import LastWords
 from paceline.record import cannot_write
 
@@ -195,5 +196,10 @@ def _in_child(parent: int, cores: tuple[int, ...]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    # A shell's background job ignores some and a thread of Ray blocks some, which is inherited;
+    # but signals to a member come from us alone.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -9,12 +9,14 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext, suppress
 from io import BufferedWriter
 from types import TracebackType
 
 import msgspec
 import psutil
 
+from paceline.errors import RecordError
 from paceline.record import Event, Member, RunFolder, Sample, Step, cannot_write, versions
 from paceline.telemetry.cores import busy_machine_seconds, waited_seconds
 from paceline.telemetry.network import InterfaceTraffic, SocketTraffic, Traffic
@@ -81,7 +83,9 @@ class Recorder:
         member.cpu_fraction = (self._cpu_seconds() - self._began_cpu) / max(elapsed, 1e-9)
         member.bytes_sent, member.bytes_received = traffic.bytes_sent, traffic.bytes_received
         member.packets_sent, member.packets_received = traffic[2], traffic[3]
-        self._folder.write_member(member)
+        # What cannot be written any more must not hide why the member failed.
+        with nullcontext() if error is None else suppress(RecordError):
+            self._folder.write_member(member)
 
     def add_step(self, entry: Step) -> None:
         """Take a finished step; written within a second."""

@@ -1,6 +1,7 @@
 """A real Ray cluster of two nodes on this machine, and members placed on it."""
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import MemberError, MissingError
+from paceline.errors import Interrupted, MemberError, MissingError
 from paceline.launch import MemberCommand, identify, to_environment
 from paceline.launch import ray as launcher
 
@@ -94,6 +95,32 @@ def test_a_lost_actor_is_a_lost_member(ray_cluster: str, tmp_path: Path) -> None
                 output=lambda *said: None,
                 tick=lambda: [ray.kill(actor) for actor in lose],
             )
+
+
+def test_an_interruption_reaches_the_workers(ray_cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "members").mkdir()
+    script = (
+        "import time\n"
+        "print('ready', flush=True)\n"
+        "try: time.sleep(300)\n"
+        "except KeyboardInterrupt: print('saved')\n"
+    )
+    said: dict[str, bytes] = {}
+    left = [signal.SIGINT]
+
+    def output(member: str, stream: str, content: bytes) -> None:
+        said[member] = said.get(member, b"") + content
+
+    def tick() -> None:
+        if left and len(said) == 2:
+            os.kill(os.getpid(), left.pop())
+
+    with launcher.placed(2) as placed:
+        identities = placed.identities(workers=2, run=tmp_path)
+        commands = [command(identity, script) for identity in identities]
+        with pytest.raises(Interrupted):
+            placed.supervise(commands, tmp_path, output=output, tick=tick)
+    assert set(said.values()) == {b"ready\nsaved\n"}
 
 
 def test_no_cluster_is_said_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
