@@ -5,12 +5,15 @@ Every test here is a sentence that was once wrong, with the record that showed i
 
 import math
 import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from paceline import spec
 from paceline.bench.table import loss_difference
 from paceline.explain import explain
+from paceline.explain.findings import CauseName
 from paceline.record import RunFolder, open_folder
 from tests.synthetic import MB, Machine, Times, synchronous_run
 
@@ -407,3 +410,8 @@ class TestActions:
         )
         advised = [a.change["batch"] for a in explain(run).actions if "batch" in a.change]
         assert advised == [64]
+
+
+def test_every_cause_has_a_line_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    assert [name for name in get_args(CauseName) if f"`{name}`" not in page] == []
