@@ -80,30 +80,19 @@ def _check(goal: str, samples: float, price: float, hosts: int) -> None:
 
 
 def _show(found: "Advice") -> None:
-    from rich import box
-    from rich.table import Table
-
     from paceline.cli.console import out
     from paceline.units import format_seconds
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("architecture")
-    for heading in ("workers", "servers", "samples/s", "90 % between", "time", "cost"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why not the first")
-    for row in found.ranked:
-        table.add_row(
-            row.architecture,
-            str(row.workers),
-            str(row.servers or ""),
-            f"{row.samples_per_second:,.4g}",
-            f"{row.low:,.4g} and {row.high:,.4g}",
-            format_seconds(row.seconds) if row.seconds else "",
-            f"{row.cost:,.2f}" if row.cost else "",
-            row.why,
-        )
-    out.print(table)
-    first = found.ranked[0]
-    out.print(f"Take {first.architecture}: limited by {first.limited_by}.", style="bold")
+    for number, row in enumerate(found.ranked, 1):
+        members = f"{row.workers} workers" + (f", {row.servers} servers" if row.servers else "")
+        parts = [f"{row.samples_per_second:,.4g} samples/s"]
+        parts.append(f"90 % between {row.low:,.4g} and {row.high:,.4g}")
+        if row.seconds:
+            parts.append(format_seconds(row.seconds))
+        if row.cost:
+            parts.append(f"costs {row.cost:,.2f}")
+        out.print(f"{number}. {row.architecture} on {members}", style="bold", markup=False)
+        out.print(f"   {', '.join(parts)}", markup=False)
+        out.print(f"   {row.why or 'limited by ' + row.limited_by}", markup=False)
     for text in found.remarks:
         out.print(text, markup=False)

@@ -1,5 +1,6 @@
 """What `compare`, `demo` and `reproduce` share: progress, the table, the page at the end."""
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from rich import box
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
@@ -124,8 +126,11 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
     console.out.print(f"recorded in {folder}")
 
 
+NAME_WIDTH = 24
+"""Columns of a terminal for the name of a row; the rest is for figures."""
+
 SPEED = ("samples/s", "speed-up", "efficiency", "step", "loss", "trains like single")
-MACHINE = ("jitter", "CPU (cores)", "sent per step", "packets per step", "memory", "epoch")
+MACHINE = ("CPU (cores)", "sent per step", "memory", "jitter", "epoch", "packets per step")
 
 
 def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
@@ -137,17 +142,34 @@ def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
 
 
 def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
-    """A line per row under a name of its own, with the figures that any of them has."""
-    names = labels(rows)
+    """A line per row under a name of its own, with as many of the figures as the terminal holds.
+
+    Figures are listed by importance: what does not fit is left out from the end, never cut.
+    """
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
+    while True:
+        grid = _filled(title, rows, filled)
+        least = Measurement.get(console.out, console.out.options, grid).minimum
+        if least <= console.out.width or len(filled) == 1:
+            return grid
+        filled.popitem()
+
+
+def _filled(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
+    names = labels(rows)
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", overflow="fold", min_width=min(16, max(map(len, names.values()))))
-    for name in filled:  # folded headings, so that a terminal holds all figures
+    grid.add_column("", overflow="fold")
+    for name in figures:  # folded headings, so that a terminal holds all figures
         grid.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
-        cells = (names[row.cell], *(text(row) for text in filled.values()))
+        cells = (_folded(names[row.cell]), *(text(row) for text in figures.values()))
         grid.add_row(*(escape(cell) for cell in cells))
     return grid
+
+
+def _folded(name: str) -> str:
+    """A row's name on lines of its own words: an option is not broken in two."""
+    return "\n".join(textwrap.wrap(name.replace(":", ": "), NAME_WIDTH, break_long_words=False))
 
 
 def _phase(phase: str, row: Row) -> str:

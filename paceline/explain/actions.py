@@ -263,11 +263,14 @@ def _more_servers(evidence: Evidence) -> Iterator[Action]:
     """Servers share what one carries; the workers' own links are the next limit."""
     facts, needs = evidence.facts, evidence.needs
     count = max(1, len(facts.servers))
+    before = 0.0
     for factor in (2, 4):
-        text = f"use {factor * count} servers in place of {count}"
-        change: dict[str, object] = {"servers": factor * count}
-        if factor * count <= 2 * facts.summary.workers:
-            yield Action(text=text, gain=gain(needs, _served(needs, factor)), change=change)
+        promised = gain(needs, _served(needs, factor))
+        # Twice the servers for what noise would give are no advice.
+        if factor * count <= 2 * facts.summary.workers and promised.middle > before + WORTH_GAIN:
+            before = promised.middle
+            text = f"use {factor * count} servers in place of {count}"
+            yield Action(text=text, gain=promised, change={"servers": factor * count})
     yield from _other_placements(evidence)
 
 

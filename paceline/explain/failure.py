@@ -1,36 +1,33 @@
 """How a run ended, where it did not end well. A failed run's explanation starts with this."""
 
-import time
-
-import psutil
-
 from paceline.explain.facts import Facts
-from paceline.record import Member, RunFolder
+from paceline.record import RunFolder
 
-SILENT_SECONDS = 10.0
-"""Members write every second; files that have stood still for longer belong to nobody."""
+ENDED = {
+    "failed": "the run failed",
+    "interrupted": "the run was interrupted",
+    "killed": "the run was killed",
+}
+"""By its status; a run that finished or runs did not fail."""
 
 
 def failure(run: RunFolder) -> str:
     """One sentence without its full stop: who failed, when and why; empty when nobody did."""
     summary = run.summary()
-    if summary.status == "finished":
+    if summary.status not in ENDED:
         return ""
-    members, events = run.members() or summary.members, run.events()
-    ends = [event for event in events if event.kind in ("lost", "failed")]
-    done = f" after {summary.steps} steps" if isinstance(summary.steps, int) else ""
-    if summary.status == "running":
-        if not members or not _is_silent(run) or any(map(_is_alive, members)):
-            return ""
-        steps = max((len(run.steps(m.name)) for m in members if m.role == "worker"), default=0)
-        done = f" after {steps} steps" if steps else " before its first step"
-        return f"the run was killed{done}: its members are gone and none said why"
+    workers = [member.name for member in run.members() if member.role == "worker"]
+    steps = max((len(run.steps(name)) for name in workers), default=0)
+    done = f"{ENDED[summary.status]} " + (
+        f"after {steps} steps" if steps else "before its first step"
+    )
+    ends = [event for event in run.events() if event.kind in ("lost", "failed", "interrupted")]
     if ends:
-        where = done or " before its first step"
-        return f"the run failed{where}: {ends[-1].text}"
-    failed = [member.name for member in members if member.status == "failed"]
-    who = f": {', '.join(failed)} failed" if failed else ""
-    return f"the run {summary.status}{done or ' before its first step'}{who}"
+        return f"{done}: {ends[-1].text}"
+    if summary.status == "killed":
+        return f"{done}: its launcher is gone and nobody said why"
+    failed = [member.name for member in run.members() if member.status == "failed"]
+    return f"{done}: {', '.join(failed)} failed" if failed else done
 
 
 def lost(facts: Facts) -> str:
@@ -39,13 +36,3 @@ def lost(facts: Facts) -> str:
         return ""
     texts = [event.text for event in facts.events if event.kind == "lost"]
     return texts[0] if texts else ""
-
-
-def _is_silent(run: RunFolder) -> bool:
-    files = (run.path / "members").iterdir()
-    newest = max((file.stat().st_mtime for file in files), default=0.0)
-    return time.time() - newest > SILENT_SECONDS
-
-
-def _is_alive(member: Member) -> bool:
-    return member.pid is not None and psutil.pid_exists(member.pid)

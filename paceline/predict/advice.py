@@ -1,7 +1,8 @@
 """Which architecture, with which settings, for a goal: every sensible one predicted and ranked.
 
-A budget is a number of hosts. Dedicated servers take hosts of their own out of it, so that they must
-earn what the workers they replace would have brought.
+A budget is a number of hosts. Dedicated servers take hosts of their own out of it, so that they
+must earn what the workers they replace would have brought. Only architectures that train like one
+worker on the whole batch are ranked; a faster one that does not is a remark.
 """
 
 import math
@@ -31,13 +32,12 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     limited_by: str
-    trains_like_single: bool
     seconds: float | None = None
     """For the samples asked for."""
 
     cost: float | None = None
     why: str = ""
-    """Why it is not the first, or what to know about it."""
+    """Why it is not the first."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +63,13 @@ def advise(
     per_host = max(1, max((host.workers for host in experiment.cluster.hosts), default=1))
     tried = [(e, simulate(e)) for e in _candidates(experiment, hosts, per_host)]
     tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal, per_host))
-    best = _merit(tried[0][1], tried[0][0], goal, per_host)
-    near = [pair for pair in tried if _merit(pair[1], pair[0], goal, per_host) * NEAR >= best]
-    kept = near[:6] if len(near) >= 3 else tried[:3]
+    alike = [pair for pair in tried if trains_like_single(pair[0].architecture)]
+    best = _merit(alike[0][1], alike[0][0], goal, per_host)
+    near = [pair for pair in alike if _merit(pair[1], pair[0], goal, per_host) * NEAR >= best]
+    kept = near[:6] if len(near) >= 3 else alike[:3]
     ranked = [_advised(e, predict(e), per_host, num_samples, host_price_per_hour) for e, _ in kept]
     ranked = [ranked[0], *(_compared(other, ranked[0]) for other in ranked[1:])]
-    return Advice(goal=goal, ranked=ranked, remarks=_remarks(experiment, tried))
+    return Advice(goal=goal, ranked=ranked, remarks=_remarks(tried))
 
 
 def _merit(outcome: Outcome, experiment: spec.Experiment, goal: Goal, per_host: int) -> float:
@@ -138,26 +139,20 @@ def _advised(
     num_samples: float,
     price_per_hour: float,
 ) -> Advised:
-    kind = experiment.architecture
-    differs = isinstance(kind, spec.Average) or (
-        isinstance(kind, spec.Server) and kind.mode != "sync"
-    )
     seconds = num_samples / found.samples_per_second if num_samples else None
     cost = None
     if seconds is not None and price_per_hour:
         cost = seconds / 3600 * price_per_hour * _hosts_used(experiment, per_host)
     return Advised(
-        architecture=spec.format_architecture(kind),
+        architecture=spec.format_architecture(experiment.architecture),
         workers=experiment.cluster.workers,
         servers=experiment.num_servers,
         samples_per_second=found.samples_per_second,
         low=found.low,
         high=found.high,
         limited_by=found.limit,
-        trains_like_single=not differs,
         seconds=seconds,
         cost=cost,
-        why="its updates are not those of one worker on the whole batch" if differs else "",
     )
 
 
@@ -170,15 +165,28 @@ def _compared(other: Advised, first: Advised) -> Advised:
     reasons.append(f"limited by {other.limited_by}")
     if other.high >= first.low:
         reasons.append("the intervals overlap: measure both")
-    if other.why:
-        reasons.append(other.why)
     return msgspec.structs.replace(other, why="; ".join(reasons))
 
 
-def _remarks(
-    experiment: spec.Experiment, tried: list[tuple[spec.Experiment, Outcome]]
-) -> list[str]:
-    return [text for text in (_servers_needed(tried), _compression(tried)) if text]
+def trains_like_single(kind: spec.Architecture) -> bool:
+    """Whether its updates are those of one worker on the whole batch."""
+    asynchronous = isinstance(kind, spec.Server) and kind.mode != "sync"
+    return not (asynchronous or isinstance(kind, spec.Average))
+
+
+def _remarks(tried: list[tuple[spec.Experiment, Outcome]]) -> list[str]:
+    found = (_servers_needed(tried), _compression(tried), _otherwise(tried))
+    return [text for text in found if text]
+
+
+def _otherwise(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
+    """The fastest of all, where it is faster because it trains differently."""
+    experiment, outcome = max(tried, key=lambda pair: pair[1].samples_per_second)
+    if trains_like_single(experiment.architecture):
+        return ""
+    name = spec.format_architecture(experiment.architecture)
+    rate = f"{outcome.samples_per_second:,.4g} samples/s"
+    return f"{name} would give {rate}, but its updates are not those of the whole batch."
 
 
 def _servers_needed(tried: list[tuple[spec.Experiment, Outcome]]) -> str:

@@ -42,13 +42,8 @@ def simulate(
     experiment: spec.Experiment,
     stack: Stack | None = None,
     constants: Constants | None = None,
-    *,
-    coarse: bool = False,
 ) -> Outcome:
-    """One simulation; constants at their expected values unless given.
-
-    `coarse` takes less time, and is good enough to see what a change of a constant does.
-    """
+    """One simulation; constants at their expected values unless given."""
     stack = stack or find_stack(experiment.prediction.stack)
     constants = constants or expected(stack)
     topology = topology_of(experiment)
@@ -60,7 +55,7 @@ def simulate(
             "--architecture", problem, "choose single, ring, server, average or hybrid."
         )
     if has_servers(kind):
-        return server_step(experiment, topology, stack, constants, coarse=coarse)
+        return server_step(experiment, topology, stack, constants)
     return collective_step(experiment, topology, stack, constants)
 
 
@@ -76,7 +71,6 @@ def predict(experiment: spec.Experiment) -> Predicted:
     stack = find_stack(experiment.prediction.stack)
     middle = simulate(experiment, stack)
     best = middle.samples_per_second
-    base = simulate(experiment, stack, coarse=True).samples_per_second
     above = below = stack.model_fraction**2
     widest, name_of_widest = 0.0, ""
     for name, (low, _, high) in ranges(stack).items():
@@ -86,8 +80,7 @@ def predict(experiment: spec.Experiment) -> Predicted:
             changed = msgspec.structs.replace(expected(stack), **{name: value})
             if changed == expected(stack):
                 continue
-            rate = simulate(experiment, stack, changed, coarse=True).samples_per_second
-            change = math.log(rate / base)
+            change = math.log(simulate(experiment, stack, changed).samples_per_second / best)
             above += change**2 if change > 0 else 0.0
             below += change**2 if change < 0 else 0.0
             if abs(change) > widest:
@@ -109,12 +102,16 @@ COLLECTIVES_ONLY = {
     "contention_fraction",
 }
 SERVERS_ONLY = {"message_seconds", "sum_rate"}
+SMALL = {"copy_passes", "tensor_seconds", "collision_fraction"}
+"""What these change is less than what workers that drift apart change by chance."""
 
 
 def _matters(name: str, experiment: spec.Experiment) -> bool:
     """Whether a constant can change this prediction at all; each that can costs two simulations."""
     kind, workload = experiment.architecture, experiment.workload
     servers = has_servers(kind)
+    if name in SMALL:
+        return waits_for_all(kind)
     if name in COLLECTIVES_ONLY:
         return not servers
     if name in SERVERS_ONLY:

@@ -16,9 +16,9 @@ from paceline.predict.topology import HostClass, Topology
 EXACT_MEMBERS = 12
 """Up to so many members every one is simulated by itself."""
 
-PHASES, COARSE_PHASES = 10, 5
-"""Into so many parts workers that do not wait for each other are divided: for a prediction, and to
-see what a constant changes in it."""
+PHASES = 10
+"""Into so many parts workers that do not wait for each other are divided; with fewer, they come to
+a busy server in crowds that a real cluster does not have."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

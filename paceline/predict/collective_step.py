@@ -17,6 +17,8 @@ from paceline.predict.topology import HostClass, Topology
 
 HYBRID_BUCKET_BYTES = 4 << 20
 PHASES = 5
+NOTICED = 0.03
+"""Waiting for less of a step than this is not what limits."""
 
 
 def collective_step(
@@ -46,16 +48,18 @@ def collective_step(
         "wait": late if topology.workers > 1 else 0.0,
     }
     step = sum(phases.values())
+    needs = {
+        "compute": work.busy_seconds,
+        exchange.limit: busy,
+        "input": work.input_seconds,
+    }
+    if phases["wait"] > NOTICED * step:
+        needs["the slowest worker"] = work.busy_seconds + phases["wait"]
     return Outcome(
         step_seconds=step,
         samples_per_second=_samples(experiment, topology) / step,
         phases=phases,
-        needs={
-            "compute": work.busy_seconds,
-            exchange.limit: busy,
-            "input": work.input_seconds,
-            "the slowest worker": work.busy_seconds + phases["wait"],
-        },
+        needs=needs,
         events=len(work.layers),
     )
 

@@ -24,7 +24,7 @@ from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology, rate_of
 from paceline.protocol import Announce, Answer, Departed, Push, Ready, Send, Usable
 
-WARMUP_STEPS, MOST_STEPS, COARSE_STEPS = 3, 10, 7
+WARMUP_STEPS, MOST_STEPS = 3, 10
 SETTLED = 1e-3
 """Steps that differ by less repeat themselves."""
 
@@ -96,7 +96,6 @@ class Job:
         self._together, self._noisy = together, noisy
         self._random = random.Random(experiment.workload.seed)
         self._local = topology.computing_hosts == 1 and groups[0].devices > 1
-        self._most_steps = MOST_STEPS
         self._ended = False
         """A group has come to the end of a step since it was last asked."""
         self.events = 0
@@ -195,9 +194,8 @@ class Job:
 
     # Running
 
-    def run(self, most_steps: int = MOST_STEPS) -> float:
+    def run(self) -> float:
         """Seconds of a step, once steps repeat themselves or enough have passed."""
-        self._most_steps = most_steps
         for number, group in enumerate(self._groups):
             delay = 0.0
             if not self._together:  # who does not wait for others is anywhere in its step
@@ -212,7 +210,7 @@ class Job:
             return False
         self._ended = False
         fewest = min(len(group.ends) for group in self._groups)
-        if fewest >= self._most_steps:
+        if fewest >= MOST_STEPS:
             return True
         if not self._together or fewest < WARMUP_STEPS + 2:
             return False

@@ -5,9 +5,9 @@ import math
 import msgspec
 
 from paceline import protocol, spec
-from paceline.predict.cells import COARSE_PHASES, PHASES, Cell, cells_of, lay_out
+from paceline.predict.cells import PHASES, Cell, cells_of, lay_out
 from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
-from paceline.predict.exchange import COARSE_STEPS, MOST_STEPS, Group, Job, SeatGroup
+from paceline.predict.exchange import Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology
@@ -25,18 +25,15 @@ def server_step(
     topology: Topology,
     stack: Stack,
     constants: Constants,
-    *,
-    coarse: bool = False,
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
     together = waits_for_all(experiment.architecture)
-    phases = COARSE_PHASES if coarse else PHASES
     in_host = stack.sums_in_host or isinstance(experiment.architecture, spec.Hybrid)
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
     plan = _chunked if stack.place == "chunks" else _whole
-    dealt = plan(experiment, topology, stack, work, on_hosts, shares, 1 if together else phases)
+    dealt = plan(experiment, topology, stack, work, on_hosts, shares, 1 if together else PHASES)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = [
         SeatGroup(index, at, count, _server(experiment, dealt.parcels, index, len(groups)))
@@ -56,7 +53,7 @@ def server_step(
         together=together,
         noisy=not collapsed,
     )
-    step = job.run(COARSE_STEPS if coarse else MOST_STEPS)
+    step = job.run()
     typical = max(groups, key=lambda group: group.count)
     late = 0.0
     if together:

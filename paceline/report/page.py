@@ -221,6 +221,8 @@ def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     assert best.samples_per_second is not None
     names = labels(timed)
     of_best = names[best.cell] if len(timed) > 1 else ""
+    if not of_best and best.samples_per_second_with_pauses is not None:
+        of_best = f"{best.samples_per_second_with_pauses:,.0f} with pauses"
     tiles = [("Throughput", f"{best.samples_per_second.median:,.0f} samples/s", of_best)]
     if best.step_seconds is not None:
         jitter = "" if best.jitter_seconds is None else f"± {format_seconds(best.jitter_seconds)}"

@@ -88,7 +88,7 @@ def label(row: Row) -> str:
 def labels(rows: Sequence[Row]) -> dict[str, str]:
     """Cell -> a label that no other row has: factors that vary are added to the short one."""
     found = {row.cell: label(row) for row in rows}
-    for factor in ("subject", "batch", "link", "device", "container", "cell"):
+    for factor in ("subject", "link", "device", "batch", "container", "cell"):
         if len(set(found.values())) == len(rows):
             break
         if len({getattr(row, factor) for row in rows}) > 1:

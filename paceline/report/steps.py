@@ -124,9 +124,9 @@ def distribution(data: str) -> Chart:
         _chart(data)
         .mark_bar(color=PHASE_COLOURS["forward"], binSpacing=1)
         .encode(
-            x=alt.X("from:Q", title="ms of a step", scale=alt.Scale(zero=False)),
+            x=alt.X("from:Q", bin="binned", title="ms of a step", scale=alt.Scale(zero=False)),
             x2="to:Q",
-            y=alt.Y("steps:Q", title="steps"),
+            y=alt.Y("steps:Q", title="steps", axis=alt.Axis(tickMinStep=1)),
             tooltip=["from:Q", "to:Q", "steps:Q"],
         )
         .properties(height=180)

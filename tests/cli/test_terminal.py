@@ -8,7 +8,8 @@ import tomllib
 
 import pytest
 
-from paceline import engines, spec
+from paceline import engines, report, spec
+from paceline.cli import comparing, console
 from paceline.cli.main import VERBS, main
 from tests.synthetic import synchronous_run
 
@@ -69,3 +70,22 @@ def test_no_line_of_an_explanation_is_wider_than_the_terminal(tmp_path):
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "…" not in done.stdout
+
+
+def test_a_comparison_fits_the_terminal_and_cuts_nothing(tmp_path, monkeypatch):
+    runs = [
+        synchronous_run(tmp_path / name, architecture=kind, workers=workers)
+        for name, kind, workers in (
+            ("a-run-with-a-long-name", "server:placement=colocated", 2),
+            ("another", "ring", 4),
+        )
+    ]
+    monkeypatch.setattr(console.out, "_width", 80)
+    rows = report.from_runs(runs).rows
+    with console.out.capture() as captured:
+        for grid in comparing.rich_tables(rows):
+            console.out.print(grid)
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "placement=colocated" in captured.get()
+    assert "…" not in captured.get()

@@ -4,13 +4,18 @@ Every test here is a sentence that was once wrong, with the record that showed i
 """
 
 import math
+import platform
 import re
+from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from paceline import spec
 from paceline.bench.table import loss_difference
 from paceline.explain import explain
+from paceline.explain.findings import CauseName
 from paceline.record import RunFolder, open_folder
 from tests.synthetic import MB, Machine, Times, synchronous_run
 
@@ -134,6 +139,14 @@ class TestFailures:
         found = explain(run)
         assert not found.healthy
         assert found.verdict.startswith("The run failed before its first step")
+
+    def test_a_run_whose_launcher_is_gone(self, tmp_path):
+        run = synchronous_run(tmp_path / "run", status="running")
+        launcher = {"host": platform.node(), "boot": "", "pid": 1, "start_ticks": 1}
+        (run.path / "launcher.json").write_bytes(msgspec.json.encode(launcher))
+        found = explain(run)
+        assert names(found)[0] == "failed"
+        assert found.verdict.startswith("The run was killed after 40 steps")
 
     def test_a_worker_that_was_lost_on_the_way(self, tmp_path):
         said = "worker1 was lost in step 12; the other worker goes on"
@@ -407,3 +420,8 @@ class TestActions:
         )
         advised = [a.change["batch"] for a in explain(run).actions if "batch" in a.change]
         assert advised == [64]
+
+
+def test_every_cause_has_a_line_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    assert [name for name in get_args(CauseName) if f"`{name}`" not in page] == []

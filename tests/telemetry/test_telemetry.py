@@ -1,5 +1,6 @@
 """Where time goes, and what the kernel counted."""
 
+import math
 import socket
 import time
 
@@ -7,7 +8,7 @@ import pytest
 
 from paceline import spec
 from paceline.errors import RecordError
-from paceline.record import RunFolder
+from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.telemetry.network import SocketTraffic
 
@@ -129,3 +130,50 @@ def test_a_full_disk_is_told_to_the_one_who_trains(tmp_path):
     with pytest.raises(RecordError, match=r"run cannot be written: No space left on device\."):
         train()
     assert folder.members()[0].status == "failed"
+
+
+def test_what_comes_before_the_first_batch_is_no_step(clock):
+    clock, spend, now = clock
+    now[0] += 30.0
+    spend("input", 1.0)
+    step = clock.end_step(0, 1)
+    assert step.seconds == pytest.approx(1.0)
+
+
+def test_pauses_are_named_and_the_last_ones_kept(clock):
+    clock, spend, now = clock
+    spend("forward", 1.0)
+    with clock.paused("checkpoint"):
+        now[0] += 5.0
+        clock.enter("evaluation")  # what a pause does inside is its own
+    spend("evaluation", 2.0)
+    spend("update", 0.5)
+    step = clock.end_step(0, 1)
+    assert step.paused_seconds == {"checkpoint": 5.0, "evaluation": 2.0}
+    assert step.seconds == pytest.approx(1.5)
+    spend("evaluation", 3.0)
+    assert clock.end_training() == {"evaluation": 3.0}
+
+
+def test_a_loss_that_is_no_number_survives_the_file(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment())
+    with Recorder(folder, name="worker0", role="worker", host="a") as recorder:
+        for number, loss in enumerate((1.0, float("nan"), float("inf"))):
+            parts = {"forward": 1.0}
+            entry = Step(step=number, start_seconds=0, end_seconds=1, breakdown_seconds=parts,
+                         samples=1, loss=loss)  # fmt: skip
+            recorder.add_step(entry)
+    losses = [step.loss for step in folder.steps("worker0")]
+    assert losses[0] == 1.0
+    assert all(math.isnan(loss) for loss in losses[1:])
+
+
+def test_samples_say_who_waited_for_a_core(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment())
+    with Recorder(folder, name="worker0", role="worker", host="a", sample_seconds=0.1):
+        time.sleep(0.3)
+    sample = folder.series("worker0")[-1]
+    assert sample.machine_cpu_fraction >= 0
+    assert sample.available_bytes > 0
+    member = folder.members()[0]
+    assert member.began_seconds < member.ended_seconds
