@@ -29,8 +29,11 @@ class MemberStreams:
 
         `plain` names the member without a prefix; `paused` clears the way on a terminal.
         """
-        errors = _Target(sys.stderr)
-        self._targets = {"stderr": errors, "stdout": _Target(sys.stdout) if stdout else errors}
+        errors = _Target(sys.stderr, _Line())
+        # On one terminal both streams write to the same line.
+        together = sys.stdout.isatty() and sys.stderr.isatty()
+        out = _Target(sys.stdout, errors.line if together else _Line())
+        self._targets = {"stderr": errors, "stdout": out if stdout else errors}
         self._plain, self._paused = plain, paused
 
     def __call__(self, member: str, stream: str, content: bytes) -> None:
@@ -39,33 +42,39 @@ class MemberStreams:
             self._targets[stream].write(f"{member} {stream}", prefix, content)
 
 
+class _Line:
+    """The line that was written to last."""
+
+    def __init__(self) -> None:
+        self.writer, self.end = "", b"\n"
+        """Whose it is, and what it ended with; nothing when it is still open."""
+
+
 class _Target:
     """One stream that several members write to, line by line."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self, file: TextIO, line: _Line) -> None:
+        self._file, self.line = file, line
         self._dim = file.isatty()
-        self._writer, self._end = "", b"\n"
-        """Who wrote last, and what that ended with; nothing when its line is still open."""
 
     def write(self, writer: str, prefix: str, content: bytes) -> None:
-        parts: list[bytes] = []
-        if writer != self._writer:
+        last, parts = self.line, []
+        if writer != last.writer:
             parts.append(self._take_over())
         for line in LINE.findall(content):
-            continues = writer == self._writer and not self._end
-            ends_return = writer == self._writer and self._end == b"\r" and line == b"\n"
+            continues = writer == last.writer and not last.end
+            ends_return = writer == last.writer and last.end == b"\r" and line == b"\n"
             if prefix and not continues and not ends_return and line != b"\r":
                 shown = f"\x1b[2m{prefix}\x1b[0m" if self._dim else prefix
                 parts.append(shown.encode())
             parts.append(line)
-            self._writer, self._end = writer, line[-1:] if line[-1:] in (b"\r", b"\n") else b""
+            last.writer, last.end = writer, line[-1:] if line[-1:] in (b"\r", b"\n") else b""
         self._file.flush()  # what we said ourselves comes first
         self._file.buffer.write(b"".join(parts))
         self._file.buffer.flush()
 
     def _take_over(self) -> bytes:
         """Make room on a line that another member has left open, or would write over."""
-        if not self._end:
+        if not self.line.end:
             return b"\n"
-        return ERASE if self._end == b"\r" and self._dim else b""
+        return ERASE if self.line.end == b"\r" and self._dim else b""

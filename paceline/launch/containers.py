@@ -18,10 +18,13 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import MissingError, SpecError, suggest
-from paceline.launch.identity import from_paceline, to_environment
+from paceline.launch.identity import TORCH_VARIABLES, from_paceline, to_environment
 from paceline.launch.process import MemberCommand
 
-PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "CUDA_", "PYTHONUNBUFFERED")
+PASSED_ON = (
+    *("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "CUDA_", "PYTHONUNBUFFERED"),
+    *TORCH_VARIABLES,
+)
 """How the variables begin that mean the same inside."""
 
 REMOVE_SECONDS = 20.0

@@ -14,6 +14,9 @@ import msgspec
 from paceline.errors import MemberError
 
 LAST_LINES = 12
+LINE_BYTES = 1 << 12
+"""What is kept of a line that does not end."""
+
 COMPLAINTS = ("Traceback (most recent call last):", "error: ", "terminate called")
 """How the last words of a Python, a Paceline and a C++ program begin."""
 
@@ -55,7 +58,8 @@ class LastWords:
         self.complained_at: float | None = None
 
     def add(self, stream: str, content: bytes, now: float) -> None:
-        *lines, self._partial[stream] = (self._partial[stream] + content).split(b"\n")
+        *lines, rest = (self._partial[stream] + content).split(b"\n")
+        self._partial[stream] = rest[-LINE_BYTES:]
         for line in lines:
             self._add(stream, line, now)
 

@@ -62,11 +62,16 @@ def command(
     *,
     threads: int,
     cores: tuple[int, ...] = (),
+    interface: str = "",
 ) -> MemberCommand:
-    """The command line of one member: the built-in loop, or a worker of the user's script."""
+    """The command line of one member: the built-in loop, or a worker of the user's script.
+
+    `interface` is where all members can be reached, for groups that a script makes of its own.
+    """
     script, serves = experiment.workload.script, identity.role == "server"
     inherited = {n: v for n, v in os.environ.items() if n not in TORCH_VARIABLES}
     environment = {
+        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
         **inherited,
         **to_environment(identity),
         **architectures.to_environment(experiment.architecture),
@@ -105,6 +110,7 @@ def local_commands(
             experiment,
             threads=threads if identity.role == "worker" else 1,
             cores=cores[identity.rank] if identity.role == "worker" else (),
+            interface="lo",
         )
         for identity in local_identities(experiment, folder, coordinator, reserved)
     ]

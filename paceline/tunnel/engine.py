@@ -162,7 +162,7 @@ def _identities(
 def _command(experiment: spec.Experiment, identity: Identity, network: Tunnel) -> MemberCommand:
     """The member's ordinary command, started inside its host."""
     threads = experiment.cluster.threads or 1
-    made = command(identity, experiment, threads=threads)
+    made = command(identity, experiment, threads=threads, interface="eth0")
     # torch looks up names of peers in the log only; emulated hosts have none to find.
     environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **made.environment}
     argv = tuple(network.command(identity.host, made.argv))

@@ -61,8 +61,12 @@ def test_stdout_can_be_kept_for_something_else(written):
 
 def test_on_a_terminal_names_are_dim_and_a_bar_is_erased(monkeypatch):
     file = io.BytesIO()
-    monkeypatch.setattr(sys, "stderr", Terminal(file, encoding="utf-8"))
-    say = MemberStreams(stdout=False)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Terminal(file, encoding="utf-8"))
+    say = MemberStreams()
     say("worker0", "stderr", b" 10%\r")
     say("worker1", "stderr", b"x\n")
-    assert file.getvalue() == b" 10%\r\x1b[K\x1b[2mworker1 | \x1b[0mx\n"
+    say("worker0", "stderr", b" 20%")
+    say("worker0", "stdout", b"both are on this terminal\n")
+    expected = b" 10%\r\x1b[K\x1b[2mworker1 | \x1b[0mx\n 20%\nboth are on this terminal\n"
+    assert file.getvalue() == expected
