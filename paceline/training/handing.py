@@ -71,6 +71,17 @@ class Ledger:
         session.scale_gradients(scale)
         return handed
 
+    def show(self) -> None:
+        """A batch that may count differently is drawn without gradients, hence not to be trained
+        on. In evaluation mode, or while a batch to train on is out, nothing else is thinkable."""
+        if self.latest is None and self._session.is_training:
+            problem = "a batch was trained on that was drawn inside torch.no_grad()."
+            fix = (
+                "draw batches to train on outside of torch.no_grad(), which tells them from those "
+                "to evaluate; and call model.eval() before an evaluation."
+            )
+            self._session.refuse_gradients(SpecError("shard", problem, fix))
+
     def end(self, handed: _Handed, before: "_Before", is_uneven: bool) -> None:
         """A pass is over: what was in force before it is so again."""
         handed.is_over = True
@@ -161,6 +172,8 @@ class Pass(Iterator[Any]):
     def _hand_over(self, portion: Portion) -> bool:
         """Whether the script gets this portion: a stand-in is only for training."""
         if not torch.is_grad_enabled():
+            if not self._source.is_even:
+                self._ledger.show()
             return portion.own > 0
         self._look_back()
         if portion.own == 0 and not self._trains():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import DataLoader
 
 from paceline.data.sampling import split
+from paceline.errors import SpecError
 from paceline.training.order import Group, Order
 from paceline.training.session import Session
 
@@ -105,12 +106,17 @@ class IndexPortions:
         session: Session,
         shares: list[float],
         *,
+        batches: Any,
         batch_size: int | None,
         is_even: bool,
     ) -> None:
+        """`batches` is the batch sampler of the whole, whose attributes scripts may look at."""
         self._order, self._session, self._shares = order, session, shares
         self.batch_size, self.is_even = batch_size, is_even
+        self.sampler = getattr(batches, "sampler", None)
+        self.drop_last = getattr(batches, "drop_last", False)
         self._next: _Draw | None = None
+        self._served: _Draw | None = None
 
     def __len__(self) -> int:
         return len(self._order)
@@ -134,6 +140,10 @@ class IndexPortions:
 
     def read(self, reader: DataLoader[Any], draw: "_Draw") -> Iterator[Any]:
         """Iterate `reader` over the indices of `draw`."""
+        if reader.persistent_workers:  # the processes serve one pass at a time
+            if self._served is not None and self._served is not draw:
+                self._served.is_displaced = True
+            self._served = draw
         self._next = draw  # torch asks this sampler for an iterator, once or twice
         try:
             return iter(reader)
@@ -160,6 +170,7 @@ class _Draw(Iterator[list[Any]]):
         self._groups, self._session, self._shares = groups, session, shares
         self._taken: deque[_Taken] = deque()
         """Drawn and not yet handed over: processes that read ahead are given several."""
+        self.is_displaced = False
 
     def __next__(self) -> list[Any]:
         group = next(self._groups)
@@ -175,6 +186,11 @@ class _Draw(Iterator[list[Any]]):
     @property
     def is_stale(self) -> bool:
         """Whether the next batch was divided among others than those who are there."""
+        if not self._taken:
+            problem = "another pass over a loader with persistent_workers began before this ended."
+            raise SpecError(
+                "shard", problem, "use persistent_workers=False for passes in parallel."
+            )
         return self._taken[0].members != self._session.members
 
     def hand_over(self, batch: Any) -> Portion:
@@ -201,10 +217,17 @@ class _Reading(Iterator[Portion]):
         self._batches: Iterator[Any] | None = portions.read(reader, draw)
 
     def __next__(self) -> Portion:
-        assert self._batches is not None
+        if self._batches is None:
+            raise StopIteration
+        if self._draw.is_displaced:
+            problem = "another pass over a loader with persistent_workers began before this ended."
+            raise SpecError(
+                "shard", problem, "use persistent_workers=False for passes in parallel."
+            )
         try:
             batch = next(self._batches)
         except StopIteration:
+            self._batches = None
             raise
         except Exception:
             self._draw.pass_over()

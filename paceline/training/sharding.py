@@ -144,7 +144,9 @@ def _portions(
     if type(batches) is not BatchSampler:  # the script's own, whose batches may have any size
         order = Order(batches, session, name, join=times, seed=seed)
         is_even = session.workers == 1
-        return IndexPortions(order, session, shares, batch_size=None, is_even=is_even)
+        return IndexPortions(
+            order, session, shares, batches=batches, batch_size=None, is_even=is_even
+        )
     total = batches.batch_size * times
     samples = _count(batches.sampler)
     _check_sizes(session, batches, samples, total)
@@ -154,6 +156,7 @@ def _portions(
         Order(enlarged, session, name, seed=seed),
         session,
         shares,
+        batches=batches,
         batch_size=own_size(total, shares, session),
         is_even=are_equal(total, rest, shares),
     )

@@ -361,6 +361,7 @@ def test_what_the_script_asks_a_loader():
     assert (loader.pin_memory, loader.persistent_workers, loader.note) == (False, True, "my own")
     assert loader.multiprocessing_context.get_start_method() == "fork"
     assert [len(indices) for indices in loader.batch_sampler] == [6] * 4
+    assert (loader.batch_sampler.sampler, loader.batch_sampler.drop_last) == (plain.sampler, True)
     assert worker.shards == 1
     processes = []
     for _ in range(2):
@@ -403,6 +404,21 @@ def test_every_way_to_iterate(num_workers):
             for ways in zip(*parts, strict=True)
         ]
         assert whole == expected
+
+
+def test_passes_in_parallel_over_processes_that_persist_are_refused():
+    """Torch itself lets the second take over the processes, and the first loses its place."""
+    (worker,) = job(1)
+    plain = DataLoader(Numbers(24), 6, num_workers=1, persistent_workers=True)
+    loader = worker.shard(plain)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(SpecError, match="persistent_workers"):
+        next(first)
+    assert len(list(second)) == 4
+    iter(loader)
+    assert list(second) == []
 
 
 def test_a_sample_that_cannot_be_read_costs_its_batch_only():

@@ -86,6 +86,29 @@ def test_evaluation_between_drawing_and_backward_changes_nothing():
         assert worker.backward() == pytest.approx(2 / 3)
 
 
+def test_training_on_what_was_drawn_without_gradients_is_refused():
+    """As with a function that draws and prepares a batch under `@torch.no_grad()`."""
+    worker, loader = loaders((11, 4))
+    with torch.no_grad():
+        next(iter(loader))
+    with pytest.raises(SpecError, match=r"drawn inside torch\.no_grad"):
+        worker.backward()
+    worker, loader = loaders((12, 4))
+    with torch.no_grad():
+        next(iter(loader))
+    assert worker.backward() == 1.0
+
+
+def test_training_on_data_that_are_not_sharded_beside_evaluation_on_such_as_are():
+    worker, test = loaders((11, 4))
+    for _ in range(2):
+        worker.is_training = False
+        with torch.no_grad():
+            list(test)
+        worker.is_training = True
+        assert worker.backward() == 1.0
+
+
 def test_accumulated_batches_count_by_themselves():
     worker, loader = loaders((11, 4))
     assert train(worker, loader) == pytest.approx([1.0, 1.0, 2 / 3])

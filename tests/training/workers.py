@@ -29,6 +29,7 @@ class Worker:
 
     def refuse_gradients(self, error: SpecError) -> None:
         self.refusal = error
+        self.watches = True
 
     def watch_gradients(self) -> None:
         self.watches = True
