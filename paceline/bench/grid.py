@@ -13,6 +13,7 @@ import msgspec
 from paceline import spec
 from paceline.bench.peers import Peer, peer
 from paceline.errors import SpecError
+from paceline.predict.changes import vary
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +138,7 @@ def _ours(
         return  # there already, as the baseline
     asked = axes.servers or (experiment.cluster.servers or 1,)
     for servers in asked if architecture.takes_servers else (0,):
-        yield _cell(
-            spec.replace(experiment, architecture=architecture, workers=workers, servers=servers)
-        )
+        yield _cell(vary(experiment, architecture=architecture, workers=workers, servers=servers))
 
 
 def _theirs(

@@ -66,9 +66,9 @@ def has_servers(kind: spec.Architecture) -> bool:
     )
 
 
-def predict(experiment: spec.Experiment) -> Predicted:
+def predict(experiment: spec.Experiment, stack: Stack | None = None) -> Predicted:
     """The expected figures of `experiment`, with their interval."""
-    stack = find_stack(experiment.prediction.stack)
+    stack = stack or find_stack(experiment.prediction.stack)
     middle = simulate(experiment, stack)
     best = middle.samples_per_second
     above = below = stack.model_fraction**2

@@ -1,0 +1,204 @@
+"""Predictions beside measurements: settings of the tunnel, calibrated on a few, judged on the rest.
+
+    python benchmarks/predict.py --json
+    python benchmarks/predict.py --only ring-4 --steps 6
+    python benchmarks/predict.py --page docs/predictions.md
+
+Four settings calibrate (CALIBRATING) and are not judged. Every pair is shown. The machine must be
+quiet: emulated hosts compute nothing, but moving their bytes is real work.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline import engines, spec
+from paceline.errors import PacelineError
+from paceline.predict.answer import predict
+from paceline.predict.calibration import Calibration, calibrate, load, save
+
+CELLS: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
+    # name: model, architecture, workers, servers, cluster
+    "ring-2": ("resnet50", "ring", 2, 0, {}),
+    "ring-4": ("resnet50", "ring", 4, 0, {}),
+    "ring-6": ("resnet50", "ring", 6, 0, {}),
+    "ring-4-half": ("resnet50", "ring", 4, 0, {"link": "500mbit"}),
+    "ring-4-latency": ("resnet50", "ring", 4, 0, {"link": "1gbit,2ms"}),
+    "server-1-1": ("resnet50", "server", 1, 1, {}),
+    "server-2-1": ("resnet50", "server", 2, 1, {}),
+    "server-4-1": ("resnet50", "server", 4, 1, {}),
+    "server-4-2": ("resnet50", "server", 4, 2, {}),
+    "server-4-2-half": ("resnet50", "server", 4, 2, {"link": "500mbit"}),
+    "server-3-3": ("resnet50", "server", 3, 3, {}),
+    "server-6-2": ("resnet50", "server", 6, 2, {}),
+    "colocated-2": ("resnet50", "server:placement=colocated", 2, 0, {}),
+    "colocated-4": ("resnet50", "server:placement=colocated", 4, 0, {}),
+    "colocated-4-half": ("resnet50", "server:placement=colocated", 4, 0, {"link": "500mbit"}),
+    "optimal-4-2": ("resnet50", "server:placement=optimal", 4, 2, {}),
+    "async-4-2": ("resnet50", "server:mode=async", 4, 2, {}),
+    "straggler-sync": ("resnet50", "server", 4, 2, {"slow": 2.0}),
+    "straggler-async": ("resnet50", "server:mode=async", 4, 2, {"slow": 2.0}),
+    "average-4": ("resnet50", "average:every=4", 4, 0, {}),
+    "hybrid-4": ("resnet50", "hybrid", 4, 0, {"each": 2}),
+    "alexnet-ring-4": ("alexnet", "ring", 4, 0, {}),
+    "alexnet-server-4-2": ("alexnet", "server", 4, 2, {}),
+    "alexnet-colocated-4": ("alexnet", "server:placement=colocated", 4, 0, {}),
+    "googlenet-ring-4": ("googlenet", "ring", 4, 0, {}),
+    "googlenet-server-4-1": ("googlenet", "server", 4, 1, {}),
+    "googlenet-colocated-6": ("googlenet", "server:placement=colocated", 6, 0, {}),
+    "googlenet-server-4-1-latency": ("googlenet", "server", 4, 1, {"link": "1gbit,2ms"}),
+}
+CALIBRATING = ("ring-4", "server-4-2", "colocated-4", "googlenet-ring-4")
+LINK, DEVICE, BATCH = "1gbit", "k80", 32
+MEDIAN, WORST, INSIDE = 0.05, 0.15, 0.90
+
+
+def main() -> None:
+    options = parse()
+    wanted = [name for name in CELLS if not options.only or name in options.only.split(",")]
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in wanted:
+            row = {"name": name, "seconds": measure(name, Path(temporary) / name, options)}
+            rows.append(row)
+            print(f"{name}: {row['seconds']:.3f} s a step", file=sys.stderr, flush=True)
+    calibration = calibrated(rows, options.calibration)
+    rows = [judged(row, calibration) for row in rows]
+    answer = {"calibration": calibration.constants, "rows": rows, "checks": checks(rows)}
+    if options.page:
+        options.page.write_text(page(answer), encoding="utf-8")
+    print(json.dumps(answer, indent=1) if options.json else page(answer))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", help="settings, comma-separated", default="")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dilation", type=float, default=1.0)
+    parser.add_argument("--calibration", type=Path, help="use this file, or write it")
+    parser.add_argument("--page", type=Path, help="write every pair into this file")
+    return parser.parse_args()
+
+
+def experiment_of(name: str, steps: int = 10, dilation: float = 1.0) -> spec.Experiment:
+    """One setting, for the tunnel and for the predictor alike."""
+    model, architecture, workers, servers, extra = CELLS[name]
+    each = extra.get("each", 1)
+    hosts: list[dict[str, Any]] = [{"count": workers // each, "workers": each}]
+    if "slow" in extra:
+        hosts = [{"count": workers - 1}, {"slowdown": extra["slow"]}]
+    if servers:
+        hosts.append({"count": servers, "workers": 0, "servers": 1})
+    return spec.from_tables(
+        {
+            "name": name,
+            "engine": "tunnel",
+            "workload": {"model": model, "data": "synthetic", "batch": BATCH, "steps": steps},
+            "architecture": architecture,
+            "cluster": {
+                "workers": workers,
+                "servers": servers,
+                "link": extra.get("link", LINK),
+                "device": DEVICE,
+                "hosts": hosts,
+                "dilation": dilation,
+            },
+            "measurement": {"warmup_steps": 3},
+        },
+        name,
+    )
+
+
+def measure(name: str, path: Path, options: argparse.Namespace) -> float:
+    """Seconds of a step: the median of the repeats, each retried once on a busy machine."""
+    experiment = experiment_of(name, options.steps, options.dilation)
+    found = []
+    for repeat in range(options.repeats):
+        for attempt in range(2):
+            try:
+                folder = engines.run(experiment, path.with_name(f"{name}-{repeat}-{attempt}"))
+            except PacelineError as error:
+                print(f"{name}, again: {error}", file=sys.stderr, flush=True)
+                time.sleep(5.0)
+                continue
+            rate = folder.summary().samples_per_second
+            assert isinstance(rate, float)
+            found.append(BATCH * experiment.cluster.workers / rate)
+            break
+    return statistics.median(found)
+
+
+def rate_of(row: dict[str, Any]) -> float:
+    return float(BATCH * CELLS[row["name"]][2] / row["seconds"])
+
+
+def calibrated(rows: list[dict[str, Any]], path: Path | None) -> Calibration:
+    """From the calibrating settings that were measured, or as kept."""
+    if path is not None and path.exists():
+        return load(path)
+    own = [row for row in rows if row["name"] in CALIBRATING]
+    found = calibrate([(experiment_of(row["name"]), rate_of(row)) for row in own])
+    if path is not None:
+        save(found, path)
+    return found
+
+
+def judged(row: dict[str, Any], calibration: Calibration) -> dict[str, Any]:
+    """The measurement with its prediction beside it."""
+    found = predict(experiment_of(row["name"]), calibration.stack())
+    samples = BATCH * CELLS[row["name"]][2]
+    seconds = samples / found.samples_per_second
+    return {
+        **row,
+        "predicted_seconds": seconds,
+        "low_seconds": samples / found.high,
+        "high_seconds": samples / found.low,
+        "error_fraction": seconds / row["seconds"] - 1,
+        "calibrating": row["name"] in CALIBRATING,
+        "limited_by": found.limit,
+    }
+
+
+def checks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The design's lines, over settings that calibrated nothing."""
+    others = [row for row in rows if not row["calibrating"]]
+    if not others:
+        return []
+    errors = [abs(row["error_fraction"]) for row in others]
+    inside = [row["low_seconds"] <= row["seconds"] <= row["high_seconds"] for row in others]
+    median, worst = statistics.median(errors), max(errors)
+    share = sum(inside) / len(inside)
+    return [
+        {"name": "median error", "value": median, "target": MEDIAN, "holds": median <= MEDIAN},
+        {"name": "worst error", "value": worst, "target": WORST, "holds": worst <= WORST},
+        {"name": "inside intervals", "value": share, "target": INSIDE, "holds": share >= INSIDE},
+    ]
+
+
+def page(answer: dict[str, Any]) -> str:
+    """Every pair, as a page."""
+    lines = [
+        "| setting | measured s | predicted s | 90 % between | error |",
+        "|---|---|---|---|---|",
+    ]
+    for row in answer["rows"]:
+        mark = " (calibrates)" if row["calibrating"] else ""
+        between = f"{row['low_seconds']:.3f} and {row['high_seconds']:.3f}"
+        values = f"{row['seconds']:.3f} | {row['predicted_seconds']:.3f} | {between}"
+        lines.append(f"| {row['name']}{mark} | {values} | {row['error_fraction']:+.1%} |")
+    lines += [
+        f"\n{check['name']}: {check['value']:.3f} (target {check['target']})"
+        for check in answer["checks"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The few constants of our own stack that a machine decides, found from a handful of its runs.
+
+    found = calibrate([(experiment, samples_per_second), …])
+    predict(experiment, found.stack())
+
+Kept as a file with its date; every constant that is not fitted keeps its range.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from paceline import spec
+from paceline.predict.answer import simulate
+from paceline.predict.stacks import Constants, Range, Stack, expected, find_stack
+
+FITTED: dict[str, tuple[float, ...]] = {
+    "tcp_fraction": (0.85, 0.88, 0.91, 0.93, 0.945, 0.956),
+    "message_seconds": (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6),
+    "sum_rate": (0.5e9, 1e9, 2e9, 4e9),
+    "jitter_fraction": (0.0, 0.003, 0.01, 0.03),
+}
+"""Constant -> values that are tried."""
+
+ROUNDS = 2
+LEAST_MODEL_FRACTION = 0.03
+SPREAD = 1.65
+"""From a deviation to 90 %."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found, and how well it then fits the runs it was found from."""
+
+    date: str
+    constants: dict[str, float]
+    errors: list[float]
+
+    def stack(self) -> Stack:
+        """Our stack with these constants, as uncertain as they fit badly."""
+        own = find_stack("paceline")
+        left = SPREAD * math.sqrt(sum(e * e for e in self.errors) / max(1, len(self.errors)))
+        changes: dict[str, object] = {"model_fraction": max(LEAST_MODEL_FRACTION, left)}
+        for name, value in self.constants.items():
+            if name == "tcp_fraction":
+                fractions = msgspec.structs.replace(own.link_fraction, tcp=_around(value, 0.01))
+                changes["link_fraction"] = fractions
+            else:
+                changes[name] = _around(value, 0.3)
+        return msgspec.structs.replace(own, **changes)
+
+
+def _around(value: float, fraction: float) -> Range:
+    return value * (1 - fraction), value, value * (1 + fraction)
+
+
+def calibrate(known: Sequence[tuple[spec.Experiment, float]]) -> Calibration:
+    """Try each constant's values in turn, and keep what brings the known runs nearest."""
+    stack = find_stack("paceline")
+    best = expected(stack)
+    least = _badness(stack, best, known)
+    for _ in range(ROUNDS):
+        for name, values in FITTED.items():
+            for value in values:
+                tried = msgspec.structs.replace(best, **{name: value})
+                badness = _badness(stack, tried, known)
+                if badness < least:
+                    best, least = tried, badness
+    return Calibration(
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        constants={name: getattr(best, name) for name in FITTED},
+        errors=_errors(stack, best, known),
+    )
+
+
+def _errors(
+    stack: Stack, constants: Constants, known: Sequence[tuple[spec.Experiment, float]]
+) -> list[float]:
+    return [
+        math.log(simulate(experiment, stack, constants).samples_per_second / measured)
+        for experiment, measured in known
+    ]
+
+
+def _badness(
+    stack: Stack, constants: Constants, known: Sequence[tuple[spec.Experiment, float]]
+) -> float:
+    return sum(error * error for error in _errors(stack, constants, known))
+
+
+def save(found: Calibration, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+def load(path: Path) -> Calibration:
+    return msgspec.json.decode(path.read_bytes(), type=Calibration)
