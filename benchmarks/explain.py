@@ -98,6 +98,10 @@ def experiment_of(situation: Situation) -> spec.Experiment:
         cluster["device"] = str(SITUATIONS / cluster["device"])
     if situation.workers_per_core:
         cluster["workers"] = situation.workers_per_core * len(os.sched_getaffinity(0))
+    if situation.script:
+        file, *arguments = situation.script.split()
+        script = {"path": str(SITUATIONS / file), "arguments": arguments}
+        tables.setdefault("workload", {})["script"] = script
     return spec.from_tables(tables, situation.name)
 
 
@@ -159,13 +163,9 @@ def _run(situation: Situation, experiment: spec.Experiment, path: Path) -> Expla
     if path.exists():
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    script: tuple[str, ...] = ()
-    if situation.script:
-        file, *arguments = situation.script.split()
-        script = (str(SITUATIONS / file), *arguments)
     with _busy(situation.busy_processes_per_core * len(os.sched_getaffinity(0))):
         try:
-            folder: RunFolder = engines.run(experiment, path, script=script)
+            folder: RunFolder = engines.run(experiment, path)
         except MemberError:
             folder = open_folder(path)  # planted failures fail; the record says so
     return explain(folder)

@@ -354,10 +354,13 @@ def _larger_batch(evidence: Evidence, factor: int) -> Action:
         return gain(needs, replace(needs, own=own), factor)
 
     high = with_fixed(FIXED_COMPUTE if facts.computes_here else 0.05).high
-    batch = facts.experiment.workload.global_batch_for(facts.summary.workers)
-    each = round(batch / facts.summary.workers * factor)
+    workload, workers = facts.experiment.workload, facts.summary.workers
+    own_batch = facts.typical.samples  # a script's batch is its own; the experiment knows none
+    if workload.script is None:
+        own_batch = workload.global_batch_for(workers) / workers
+    each = round(own_batch * factor)
     text = f"raise the batch to {each} a worker, where the optimizer allows it"
-    sizes: dict[str, object] = {"batch": each, "global_batch": 0}
+    sizes: dict[str, object] = {} if workload.script else {"batch": each, "global_batch": 0}
     return Action(text=text, gain=Gain(low=with_fixed(0.0).low, high=high), change=sizes)
 
 

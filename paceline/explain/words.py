@@ -13,7 +13,13 @@ from paceline.explain.parts import busiest_server, busiest_worker_link
 from paceline.units import format_bandwidth, format_bytes, format_seconds
 
 REASONS = {"input": "input", "compute": "compute", "link": "exchange", "overhead": "bookkeeping"}
-PAUSES = {"script": "the script's own pauses", "checkpoint": "checkpoints"}
+PAUSES = {
+    "script": "the script's own pauses",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluations",
+    "balancing": "divisions of the batch",
+    "other": "pauses",
+}
 
 
 def cause_text(evidence: Evidence, loss: Loss) -> str:

@@ -53,7 +53,7 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
 
     def _note(self, error: BaseException) -> None:
         if isinstance(error, MemberError):
-            self._add(error.member, "lost", error.brief)
+            self._add(error.member, "lost", _with_last_words(error))
         elif isinstance(error, Interrupted):
             self._add("launcher", "interrupted", error.brief)
         elif isinstance(error, BrokenPipeError):
@@ -88,3 +88,11 @@ class StepCounter:
         self._offset += len(new)
         self._steps += new.count(b"\n")
         self._progress(self._steps)
+
+
+def _with_last_words(error: MemberError) -> str:
+    """How a member ended, and the last line it printed: what an explanation starts with."""
+    if error.is_sentence:
+        return str(error).splitlines()[0]
+    said = next((line.strip() for line in reversed(error.last_lines) if line.strip()), "")
+    return f"{error.brief}: {said}" if said else error.brief

@@ -6,8 +6,10 @@ import pytest
 from paceline import engines, spec
 from paceline.bench import compare
 from paceline.bench.compare import ComparisonFolder
+from paceline.bench.table import loss_difference
 from paceline.errors import MemberError, SpecError
 from paceline.record import Member, RunFolder, Step, summarise
+from tests.synthetic import synchronous_run
 
 
 def asked(**axes):
@@ -128,3 +130,23 @@ def test_the_question_is_kept_and_read_back(tmp_path):
     assert folder.comparison() == question
     with pytest.raises(SpecError, match="--resume"):
         ComparisonFolder.create(tmp_path / "c", question)
+
+
+def test_rounding_that_grew_is_told_from_another_training(tmp_path):
+    """Losses of one training apart by rounding that a hundred steps made large, and of another."""
+    usual = {"workers": 1, "architecture": "single", "steps": 100}
+
+    def curve(step):
+        return 2.3 / (1 + 0.05 * step)
+
+    single = synchronous_run(tmp_path / "single", losses=curve, **usual)
+    rounded = synchronous_run(
+        tmp_path / "rounded",
+        losses=lambda s: curve(s) * (1 + (-1) ** s * min(0.05, 5e-8 * 1.25**s)),
+        **usual,
+    )
+    assert loss_difference(rounded, single) < 1e-3
+    late = synchronous_run(tmp_path / "late", losses=lambda s: curve(s) if s < 60 else 2.3, **usual)
+    assert loss_difference(late, single) > 0.1
+    other = synchronous_run(tmp_path / "other", losses=lambda s: 1.01 * curve(s), **usual)
+    assert loss_difference(other, single) == pytest.approx(0.01, rel=0.01)

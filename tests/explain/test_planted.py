@@ -184,9 +184,13 @@ for step, (inputs, targets) in enumerate(paceline.shard(torch.utils.data.DataLoa
 def test_a_script_that_evaluates_and_then_fails(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PAUSES)
-    experiment = spec.from_tables({"architecture": "ring", "cluster": {"workers": 2}}, "test")
+    tables = {
+        "architecture": "ring",
+        "workload": {"script": {"path": str(script)}},
+        "cluster": {"workers": 2},
+    }
     with pytest.raises(MemberError):
-        engines.run(experiment, tmp_path / "run", script=(str(script),))
+        engines.run(spec.from_tables(tables, "test"), tmp_path / "run")
     found = explain(open_folder(tmp_path / "run"))
     assert named(found)[:2] == ["failed", "pauses"], found.verdict
     assert found.verdict.startswith("The run failed after 30 steps: worker1 exited 1")
