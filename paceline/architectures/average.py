@@ -40,25 +40,19 @@ class AverageArchitecture:
     ) -> None:
         self._options, self._context = options, context
         self._collective = collective or connect(context, options.backend)
-        self._steps = self._rounds = self._exchanged_bytes = 0
-        self._is_agreed = True
+        self._parts: list[Rounds] = []
 
     def distribute(self, trained: Trained) -> None:
         start_equal(self._collective, trained.everything())
         self._trained = trained
-        self._weights: list[Flat] = []
-        self._buffers = flatten(trained.model.buffers())
-        self._state: list[Flat] = []
-        self._sent: list[Tensor] | None = None
-        self._stepped: set[int] = set()
-        """Tensors that an optimizer has updated since the last round; on the rest all agree."""
-        self._ever: dict[int, Tensor] = {}
-        """All that was ever trained: what is frozen later was changed before."""
-        self._take_in()
         self._given.update(trained.optimizers)
         for optimizer in trained.optimizers:
+            part = Rounds(self._options, self._context, self._collective, optimizer)
+            self._parts.append(part)
             optimizer.register_step_pre_hook(self._before_step)
-        trained.optimizers[-1].register_step_post_hook(self._after_step)
+            optimizer.register_step_post_hook(part.after_step)
+        self._parts[0].buffers = flatten(trained.model.buffers())
+        self._take_in()
         self._handle = register_optimizer_step_pre_hook(self._refuse_stranger)
         self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)
 
@@ -71,17 +65,18 @@ class AverageArchitecture:
 
     def settle(self) -> None:
         """A round out of turn where local steps were taken since the last: one model to look at."""
-        if not self._is_agreed:
-            self._exchange(in_turn=False)
+        for part in self._parts:
+            if not part.is_agreed:
+                part.exchange(in_turn=False)
 
     def counters(self) -> dict[str, object]:
         """Bytes are what a ring all-reduce sends per worker: 2(n-1)/n of what is summed."""
         workers = len(self._collective.members)
         per_byte = 2 * (workers - 1) / workers
-        sent = round(self._exchanged_bytes * per_byte)
-        by_ring = round(self._steps * sum(w.size_bytes for w in self._weights) * per_byte)
+        sent = round(sum(part.exchanged_bytes for part in self._parts) * per_byte)
+        by_ring = round(sum(part.steps * part.size_bytes for part in self._parts) * per_byte)
         return {
-            "rounds": self._rounds,
+            "rounds": sum(part.rounds for part in self._parts),
             "exchanged_bytes": sent,
             "exchanged_bytes_by_ring": by_ring,
             "saved_bytes": by_ring - sent,
@@ -97,47 +92,93 @@ class AverageArchitecture:
 
     def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
         """Steps that are not counted would never be averaged."""
-        ours = (id(tensor) in self._ever for tensor in _tensors_of(optimizer))
-        if optimizer not in self._given and any(ours):
+        ours = {id(tensor) for tensor in self._trained.tensors}
+        if optimizer not in self._given and any(id(t) in ours for t in _tensors_of(optimizer)):
             problem = "an optimizer that distribute was not given updates the model."
             fix = "give it all of them: paceline.distribute(model, optimizer, another)."
             raise SpecError("architecture average", problem, fix)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._stepped.update(map(id, _tensors_of(optimizer)))
-        if self._trained.update():
+        if self._trained.update() or self._is_outdated(optimizer):
             self._take_in()
-        if self._steps == 0:
-            self._outer.start()
-        self._is_agreed = False
+        for part in self._parts:
+            if part.optimizer is optimizer:
+                part.before_step()
+
+    def _is_outdated(self, optimizer: Optimizer) -> bool:
+        """The optimizer was given more since its last step."""
+        part = next(part for part in self._parts if part.optimizer is optimizer)
+        return any(id(t) not in part.ever for t in _tensors_of(optimizer) if t.requires_grad)
 
     def _take_in(self) -> None:
-        """Average what is trained now, too."""
-        if self._ever and (self._options.outer != "none" or self._sent is not None):
+        """Average what is trained now, too; what no optimizer updates goes with the first."""
+        updated = {id(t) for part in self._parts for t in _tensors_of(part.optimizer)}
+        rest = [tensor for tensor in self._trained.tensors if id(tensor) not in updated]
+        for part in self._parts:
+            part.take_in([*(t for t in _tensors_of(part.optimizer) if t.requires_grad), *rest])
+            rest = []
+
+
+class Rounds:
+    """What one optimizer updates, averaged after its steps: others' weights may be in use by a
+    graph that is still to be differentiated."""
+
+    def __init__(
+        self,
+        options: spec.Average,
+        context: Context,
+        collective: Collective,
+        optimizer: Optimizer,
+    ) -> None:
+        self.optimizer = optimizer
+        self.ever: dict[int, Tensor] = {}
+        """All that was ever trained: what is frozen later was changed before."""
+        self.buffers: list[Flat] = []
+        self.steps = self.rounds = self.exchanged_bytes = 0
+        self.is_agreed = True
+        self._options, self._context, self._collective = options, context, collective
+        self._weights: list[Flat] = []
+        self._state: list[Flat] = []
+        self._sent: list[Tensor] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(flat.size_bytes for flat in self._weights)
+
+    def take_in(self, tensors: Iterable[Tensor]) -> None:
+        new = {id(tensor): tensor for tensor in tensors if id(tensor) not in self.ever}
+        if self.ever and not new:
+            return
+        if self.ever and (self._options.outer != "none" or self._sent is not None):
             problem = "the script trains other parameters than in the first step."
             fix = "leave out outer and overlap, or train them all from the start."
             raise SpecError("architecture average", problem, fix)
-        self._ever |= {id(tensor): tensor for tensor in self._trained.tensors}
-        self._weights = flatten(self._ever.values())
+        self.ever |= new
+        self._weights = flatten(self.ever.values())
         self._outer = _Outer(self._options, self._weights)
 
-    def _after_step(self, *_: Any) -> None:
-        self._steps += 1
-        if self._steps % self._options.every == 0:
+    def before_step(self) -> None:
+        if self.steps == 0:
+            self._outer.start()
+        self.is_agreed = False
+
+    def after_step(self, *_: Any) -> None:
+        self.steps += 1
+        if self.steps % self._options.every == 0:
             began = time.monotonic()
-            self._exchange(in_turn=True)
+            self.exchange(in_turn=True)
             self._context.clock.charge("exchange_exposed", time.monotonic() - began)
 
     @torch.no_grad()
-    def _exchange(self, *, in_turn: bool) -> None:
+    def exchange(self, *, in_turn: bool) -> None:
         """One round. In turn and overlapped, its sum comes back with the next round."""
         alone = len(self._collective.members) == 1 and self._options.outer == "none"
         if alone and self._sent is None:
-            self._is_agreed = True  # one's own weights are the mean
+            self.is_agreed = True  # one's own weights are the mean
             return
         self._correct()
-        self._average([*self._buffers, *self._optimizer_state()])
-        self._rounds += 1
+        self._average([*self.buffers, *self._optimizer_state()])
+        self.rounds += 1
         self._tag = self._make_tag(in_turn)
         if self._options.overlap and in_turn:
             self._sent = [flat.pack().clone() for flat in self._weights]
@@ -147,13 +188,9 @@ class AverageArchitecture:
         self._collective.start(self._tag)
         self._average(self._weights)
         self._check_tag()
-        # Weights in use by a graph that is still to be differentiated (another optimizer's model)
-        # must stay untouched; an outer optimizer moves them all.
-        changed = self._stepped if self._options.outer == "none" else None
         for flat, target in zip(self._weights, self._outer.step(), strict=True):
-            flat.unpack(target, changed)
-        self._stepped.clear()
-        self._is_agreed = True
+            flat.unpack(target)
+        self.is_agreed = True
 
     def _correct(self) -> None:
         """Bring in the sum under way: what its mean differs by from what this worker had sent."""
@@ -167,7 +204,7 @@ class AverageArchitecture:
 
     def _make_tag(self, in_turn: bool) -> Tensor:
         """Travels with the weights and shows whether all workers average for the same reason."""
-        facts = [float(in_turn), float(self._steps)]
+        facts = [float(in_turn), float(self.steps)]
         self._expected = [fact * len(self._collective.members) for fact in facts]
         return torch.tensor(facts, dtype=torch.float64, device=self._context.device)
 
@@ -194,7 +231,7 @@ class AverageArchitecture:
     def _start(self, flats: Iterable[Flat]) -> None:
         for flat in flats:
             self._collective.start(flat.buffer)
-            self._exchanged_bytes += flat.size_bytes
+            self.exchanged_bytes += flat.size_bytes
 
     def _finish(self, flats: Iterable[Flat]) -> None:
         self._collective.finish()
@@ -207,10 +244,8 @@ class AverageArchitecture:
             return []
         tensors = [
             value
-            for optimizer in self._trained.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            for value in optimizer.state[parameter].values()
+            for parameter in _tensors_of(self.optimizer)
+            for value in self.optimizer.state[parameter].values()
             if isinstance(value, Tensor) and value.ndim
         ]
         known = [tensor for flat in self._state for tensor in flat.tensors]

@@ -4,7 +4,7 @@
 one flat tensor of one type: `Flat` packs many into one and out again.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -133,15 +133,11 @@ class Flat:
             place.copy_(tensor)
         return self.buffer
 
-    def unpack(self, values: Tensor | None = None, only: Container[int] | None = None) -> None:
-        """Overwrite the tensors by `values` (the buffer's own when left out).
-
-        `only`: those with these ids.
-        """
+    def unpack(self, values: Tensor | None = None) -> None:
+        """Overwrite the tensors by `values` (the buffer's own when left out)."""
         places = self._places if values is None else _places(values, self.tensors)
         for place, tensor in zip(places, self.tensors, strict=True):
-            if only is None or id(tensor) in only:
-                tensor.copy_(place)
+            tensor.copy_(place)
 
     def add(self, values: Tensor) -> None:
         """Add `values` to the tensors."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline import spec
-from paceline.architectures.average import AverageArchitecture
+from paceline.architectures.average import AverageArchitecture, Rounds
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError
 from paceline.testing import run_members
@@ -39,7 +39,7 @@ def test_uneven_shares_give_the_whole_batch_gradient(reference):
 
 
 def curve_without_averaging(session):
-    AverageArchitecture._exchange = lambda self, in_turn: None
+    Rounds.exchange = lambda self, in_turn: None
     return plain_curve(session)
 
 

@@ -7,6 +7,7 @@ import paceline
 from tests.scripts.toy import Net, loader, numbers
 
 EXPECTED = {
+    "average:every=1": "equal",
     "server:mode=*": "refused: 4 optimizers train one model",
 }
 
