@@ -31,6 +31,7 @@ class AverageArchitecture:
         self._collective = collective or connect(context, options.backend)
         self._steps = self._rounds = self._exchanged_bytes = 0
         self._is_agreed = True
+        self._weights: list[Flat] = []
 
     def distribute(
         self, model: torch.nn.Module, optimizer: Optimizer

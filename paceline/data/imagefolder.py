@@ -40,7 +40,9 @@ class ImageFolder(Dataset):
     name = "imagefolder"
     costly = True
 
-    def __init__(self, folder: Path, *, side: int, train: bool, seed: int) -> None:
+    def __init__(
+        self, folder: Path, *, side: int, train: bool, seed: int, cache: bool = False
+    ) -> None:
         self.input_shape = (3, side, side)
         classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         self._samples: list[tuple[Path, int]] = []
@@ -57,22 +59,35 @@ class ImageFolder(Dataset):
         self._normalise = Normaliser(MEAN, DEVIATION)
         num_threads = len(os.sched_getaffinity(0))
         self._threads = ThreadPoolExecutor(num_threads, "paceline-decode")
+        self._decoded: dict[int, Image.Image] | None = {} if cache else None
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def batch(self, indices: Indices, epoch: int = 0) -> Batch:
+        return self.on_device(self.host_batch(indices, epoch))
+
+    def host_batch(self, indices: Indices, epoch: int = 0) -> Batch:
+        """Bytes: a quarter of what the normalised numbers would take on their way."""
         numbers = indices.tolist()
-        pictures = list(self._threads.map(lambda number: self._decode(number, epoch), numbers))
+        pictures = np.empty((len(numbers), self._side, self._side, 3), np.uint8)
+
+        def fill(place: int) -> None:
+            pictures[place] = self._decode(numbers[place], epoch)
+
+        list(self._threads.map(fill, range(len(numbers))))
         labels = torch.tensor([self._samples[number][1] for number in numbers])
-        return self._normalise(torch.from_numpy(np.stack(pictures))), labels
+        return torch.from_numpy(pictures), labels
+
+    def on_device(self, batch: Batch) -> Batch:
+        pictures, labels = batch
+        return self._normalise(pictures), labels
 
     def close(self) -> None:
         self._threads.shutdown()
 
     def _decode(self, number: int, epoch: int) -> NDArray[np.uint8]:
-        path, _ = self._samples[number]
-        with Image.open(path) as image:
+        with self._open(number) as image:
             if self._train:
                 rng = np.random.default_rng((self._seed, epoch, number))
                 box = random_box(image.width, image.height, rng)
@@ -80,7 +95,17 @@ class ImageFolder(Dataset):
             else:
                 box, mirrored = middle_box(image.width, image.height), False
             picture = _cut(image, box, self._side)
-        return np.ascontiguousarray(picture[:, ::-1]) if mirrored else picture
+        return picture[:, ::-1] if mirrored else picture
+
+    def _open(self, number: int) -> Image.Image:
+        """The photograph; decoded once and kept, where there is a cache."""
+        path, _ = self._samples[number]
+        if self._decoded is None:
+            return Image.open(path)
+        if number not in self._decoded:
+            with Image.open(path) as image:
+                self._decoded[number] = image.convert("RGB")
+        return self._decoded[number]
 
 
 def _cut(image: Image.Image, box: Box, side: int) -> NDArray[np.uint8]:
@@ -93,7 +118,8 @@ def _cut(image: Image.Image, box: Box, side: int) -> NDArray[np.uint8]:
     scale = image.width / full_width
     scaled = (left * scale, upper * scale, right * scale, lower * scale)
     bounded = (*scaled[:2], min(scaled[2], image.width), min(scaled[3], image.height))
-    resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=bounded)
+    colours = image if image.mode == "RGB" else image.convert("RGB")
+    resized = colours.resize((side, side), Image.Resampling.BILINEAR, box=bounded)
     return np.asarray(resized)
 
 
@@ -126,7 +152,9 @@ def load(request: Request) -> Dataset:
     root = _root(request.data_dir)
     side = request.input_shape[-1] if request.input_shape else SIDE
     folder = next((root / name for name in PARTS[request.train] if (root / name).is_dir()), root)
-    return ImageFolder(folder, side=side, train=request.train, seed=request.seed)
+    return ImageFolder(
+        folder, side=side, train=request.train, seed=request.seed, cache=request.cache
+    )
 
 
 def _root(folder: Path) -> Path:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from paceline import data, models, spec
 from paceline.architectures import group
 from paceline.architectures.base import Architecture
 from paceline.data.scatter import ScatterLoader, describe
+from paceline.errors import SpecError
 from paceline.models.emulated import model_for, skip_updates
+from paceline.models.graphs import record_passes
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.balance import balance
@@ -27,7 +30,7 @@ from paceline.training.sharding import division
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
     """Train as `experiment` says, from the first step or from a checkpoint, to the last."""
     workload, cluster = experiment.workload, experiment.cluster
-    prepare_compute(cluster, session)
+    prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
     emulated = model_for(experiment, session.identity.name)
     if emulated is None:
@@ -48,8 +51,9 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
-    batches = _source(workload, dataset, shares, session).steps(start, num_steps)
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
+    source = _source(workload, dataset, shares, session, worker.device)
+    batches = source.steps(start, num_steps)
     for step, (inputs, targets) in enumerate(_timed(batches, session, worker.device), start):
         session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
@@ -64,8 +68,11 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     dataset.close()
 
 
-def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
-    """One thread per core of this worker's share, one GPU each; slow denormals count as zero."""
+def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Session) -> None:
+    """One thread per core of this worker's share, one GPU each; slow denormals count as zero.
+
+    On a GPU `float32` means float32: torch's own default rounds convolutions as `tf32` does.
+    """
     if session.identity.launcher != "paceline":  # ours has said it; others guess, or say 1
         local_workers = max(1, min(session.identity.local_members, cluster.workers))
         cores = len(os.sched_getaffinity(0))
@@ -74,6 +81,9 @@ def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
         torch.cuda.set_device(session.identity.local_index % torch.cuda.device_count())
+        rounds = workload.precision != "float32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounds
+        torch.backends.cudnn.benchmark = True  # every step has the same shapes
 
 
 def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
@@ -89,6 +99,7 @@ def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
         seed=workload.seed,
         input_shape=shape,
         tokens=described.tokens if described is not None else False,
+        cache=workload.cache,
     )
 
 
@@ -104,7 +115,10 @@ def build_model(workload: spec.Workload, dataset: data.Dataset) -> nn.Module:
     if torch.cuda.is_available():
         model = model.to(torch.cuda.current_device())
     if workload.compile:
-        model.compile()
+        # The forward pass alone: hooks on the model, such as the clock's, stay outside.
+        mode = "reduce-overhead" if workload.graph == "on" else None
+        compiled: Any = torch.compile(model.forward, mode=mode)
+        model.forward = compiled
     return model
 
 
@@ -125,6 +139,7 @@ class _Worker:
         self.device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._knows_loss = knows_loss
+        self._wants_graph = _wants_graph(experiment, self.device)
         model.train()
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
@@ -138,21 +153,38 @@ class _Worker:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        pieces = workload.accumulate
-        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
-        for number, (part, labels) in enumerate(parts, 1):
-            with self._architecture.no_sync() if number < len(parts) else nullcontext():
-                with self._precision():
-                    loss = functional.cross_entropy(self._model(part), labels)
-                    loss = loss * (len(part) / len(inputs))
-                loss.backward()
-            total += loss.detach()
+        if self._wants_graph:
+            self._wants_graph = False
+            with session.clock.paused(), self._precision():
+                record_passes(self._model, inputs.chunk(workload.accumulate)[0])
+        total = self._pass(inputs, targets)
         if workload.clip_norm:
             self._architecture.clip(workload.clip_norm)
         if self._knows_loss:
             session.report_loss(total)
         self._optimizer.step()
+
+    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward, in pieces where gradients are accumulated; returns the loss."""
+        pieces = self._workload.accumulate
+        if pieces == 1:
+            with self._precision():
+                loss = self._loss(self._model(inputs), targets)
+            loss.backward()
+            return loss.detach()
+        total = torch.zeros((), device=self.device)
+        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
+        for number, (part, labels) in enumerate(parts, 1):
+            with self._architecture.no_sync() if number < len(parts) else nullcontext():
+                with self._precision():
+                    loss = self._loss(self._model(part), labels) * (len(part) / len(inputs))
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = self._workload.label_smoothing
+        return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def save(self, run: Path, next_step: int, model: nn.Module) -> None:
         self._architecture.settle()
@@ -178,13 +210,30 @@ class _Worker:
         return self._session.architecture
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._workload.precision == "float32":
+        if self._workload.precision != "bfloat16":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
+def _wants_graph(experiment: spec.Experiment, device: torch.device) -> bool:
+    """Whether to record the passes: not where others must see gradients as they come."""
+    workload = experiment.workload
+    if device.type != "cuda" or workload.compile or workload.graph == "off":
+        return False
+    alone = isinstance(experiment.architecture, spec.Single)
+    if workload.graph == "on" and not alone:
+        name = spec.architecture_name(experiment.architecture)
+        problem = f"graph = on, and {name} sends gradients while backward makes them."
+        raise SpecError("--graph", problem, "leave it out, or use --architecture single.")
+    return alone and (workload.graph == "on" or models.info(workload.model) is not None)
+
+
 def _source(
-    workload: spec.Workload, dataset: data.Dataset, shares: list[float], session: Session
+    workload: spec.Workload,
+    dataset: data.Dataset,
+    shares: list[float],
+    session: Session,
+    device: torch.device,
 ) -> data.BatchSource:
     total = workload.global_batch_for(len(shares))
     batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
@@ -194,6 +243,8 @@ def _source(
             there, place = division(shares, session)
             return data.split(count, there)[place]
 
+        if device.type == "cuda":
+            return data.DeviceLoader(dataset, batches, own_part, device)
         return data.Loader(dataset, batches, own_part)
     group.join(session.context(torch.device("cpu")), "gloo")
     own = dataset if session.rank == 0 else None
@@ -212,7 +263,7 @@ def _timed(
         batch = next(batches, None)
         if batch is None:
             return
-        inputs, targets = (part.to(device) for part in batch)
+        inputs, targets = (part.to(device, non_blocking=True) for part in batch)
         session.clock.enter("other")
         yield inputs, targets
 
