@@ -17,6 +17,8 @@ TABLE: dict[str, str] = {
     "server": "paceline.architectures.server:ServerArchitecture",
     "average": "paceline.architectures.average:AverageArchitecture",
     "hybrid": "paceline.architectures.hybrid:HybridArchitecture",
+    "replicated": "paceline.architectures.replicated:ReplicatedArchitecture",
+    "pipeline": "paceline.architectures.pipeline:PipelineArchitecture",
 }
 """Name -> what makes one from `(options, context)`, loaded when asked for."""
 

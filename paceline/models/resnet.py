@@ -1,4 +1,4 @@
-"""`resnet50` and `resnet152`: bottleneck blocks with the stride in the 3x3 convolution.
+"""`resnet50`, `resnet101`, `resnet152`: bottleneck blocks, the stride in the 3x3 convolution.
 
 32x32 pictures go through the ImageNet network unchanged, as the papers (and the other tools we are
 compared with) run it on CIFAR-10: same layers, same parameters, global pooling over what is left.
@@ -11,6 +11,7 @@ from torch.nn import functional
 from paceline.models.layers import conv_norm
 
 RESNET50 = (3, 4, 6, 3)
+RESNET101 = (3, 4, 23, 3)
 RESNET152 = (3, 8, 36, 3)
 EXPANSION = 4
 
@@ -63,3 +64,12 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.flatten(self.stages(self.stem(images)), 1))
         return logits
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`."""
+        return [
+            ("stem", self.stem),
+            ("stages", self.stages),
+            ("", nn.Flatten(1)),
+            ("classifier", self.classifier),
+        ]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from paceline import data, models, spec
-from paceline.architectures import group
+from paceline.architectures import group, pipeline
 from paceline.architectures.base import Architecture
+from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
 from paceline.errors import SpecError
 from paceline.models.emulated import model_for, skip_updates
@@ -33,7 +35,12 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
     emulated = model_for(experiment, session.identity.name)
-    if emulated is None:
+    model: nn.Module
+    if emulated is None and isinstance(experiment.architecture, spec.Pipeline):
+        dataset, start = open_data(workload), 0
+        model = build_stages(experiment, experiment.architecture, session, dataset)
+        optimizer = optimizers.build(workload.optimizer, model.parameters())
+    elif emulated is None:
         dataset = open_data(workload)
         model = build_model(workload, dataset)
         optimizer = optimizers.build(workload.optimizer, model.parameters())
@@ -52,10 +59,14 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
-    source = _source(workload, dataset, shares, session, worker.device)
+    if isinstance(model, PipelineModel):
+        source = _source_of_stages(workload, dataset, session, model, worker.device)
+    else:
+        source = _source(workload, dataset, shares, session, worker.device)
     batches = source.steps(start, num_steps)
     for step, (inputs, targets) in enumerate(_timed(batches, session, worker.device), start):
-        session.scale_gradients(len(inputs) * len(session.members) / total)
+        if not isinstance(model, PipelineModel):
+            session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
             with session.clock.paused():
@@ -108,18 +119,27 @@ def build_model(workload: spec.Workload, dataset: data.Dataset) -> nn.Module:
     model = models.build(
         workload.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes
     )
-    described = models.info(workload.model)
-    recommended = described is not None and described.channels_last
-    if workload.layout == "channels-last" or (workload.layout == "auto" and recommended):
+    if _is_channels_last(workload):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if torch.cuda.is_available():
-        model = model.to(torch.cuda.current_device())
+    model = model.to(_own_device())
     if workload.compile:
         # The forward pass alone: hooks on the model, such as the clock's, stay outside.
         mode = "reduce-overhead" if workload.graph == "on" else None
         compiled: Any = torch.compile(model.forward, mode=mode)
         model.forward = compiled
     return model
+
+
+def _is_channels_last(workload: spec.Workload) -> bool:
+    described = models.info(workload.model)
+    recommended = described is not None and described.channels_last
+    return workload.layout == "channels-last" or (workload.layout == "auto" and recommended)
+
+
+def _own_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class _Worker:
@@ -167,6 +187,10 @@ class _Worker:
     def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Forward and backward, in pieces where gradients are accumulated; returns the loss."""
         pieces = self._workload.accumulate
+        if isinstance(self._model, PipelineModel):
+            counted = inputs[self._model.counted_part(len(inputs))]
+            whole: Tensor = self._model(counted, inputs, targets)
+            return whole
         if pieces == 1:
             with self._precision():
                 loss = self._loss(self._model(inputs), targets)
@@ -210,9 +234,39 @@ class _Worker:
         return self._session.architecture
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._workload.precision != "bfloat16":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return precision_of(self._workload, self.device)
+
+
+def precision_of(workload: spec.Workload, device: torch.device) -> AbstractContextManager[object]:
+    """What forward passes and the loss are computed under."""
+    if workload.precision != "bfloat16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def build_stages(
+    experiment: spec.Experiment,
+    options: spec.Pipeline,
+    session: Session,
+    dataset: data.Dataset,
+) -> PipelineModel:
+    """This worker's stages of the model."""
+    workload, workers = experiment.workload, experiment.cluster.workers
+    total = workload.global_batch_for(workers)
+    samples, _ = dataset[0]
+    microbatch = total // (options.replicas * options.microbatches)
+    device = _own_device()
+    job = Job(
+        build=lambda: models.build(
+            workload.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes
+        ),
+        sample=torch.empty((microbatch, *samples.shape), dtype=samples.dtype, device="meta"),
+        loss=partial(functional.cross_entropy, label_smoothing=workload.label_smoothing),
+        precision=lambda: precision_of(workload, device),
+        channels_last=_is_channels_last(workload),
+        weight_factor=2 + optimizers.state_factor(workload.optimizer),
+    )
+    return pipeline.build(options, session.context(device), job)
 
 
 def _wants_graph(experiment: spec.Experiment, device: torch.device) -> bool:
@@ -252,6 +306,23 @@ def _source(
         data.part_of(rank, shares) for rank in range(session.workers)
     ]
     return ScatterLoader(own, describe(own), batches, slices)
+
+
+def _source_of_stages(
+    workload: spec.Workload,
+    dataset: data.Dataset,
+    session: Session,
+    model: PipelineModel,
+    device: torch.device,
+) -> data.BatchSource:
+    """A pipeline's workers take the same samples; who neither begins nor ends it needs none."""
+    total = workload.global_batch_for(session.workers)
+    batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
+    if not model.reads:
+        dataset = data.open("synthetic", input_shape=(1,), num_samples=len(dataset))
+    if device.type == "cuda":
+        return data.DeviceLoader(dataset, batches, model.samples_of, device)
+    return data.Loader(dataset, batches, model.samples_of)
 
 
 def _timed(

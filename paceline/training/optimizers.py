@@ -33,3 +33,9 @@ def build(options: spec.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.
     if options.name in FUSED:
         keywords["fused"] = True
     return TABLE[options.name](parameters, **keywords)
+
+
+def state_factor(options: spec.Optimizer) -> int:
+    """How many numbers an optimizer keeps for each weight."""
+    kept = {"sgd": 0, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "lars": 1, "lamb": 2}
+    return kept[options.name] + (1 if options.momentum and options.name != "lars" else 0)
