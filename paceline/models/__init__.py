@@ -13,7 +13,17 @@ from importlib import import_module
 from torch import nn
 
 from paceline.errors import SpecError, suggest
-from paceline.models import alexnet, dense, googlenet, gpt, resnet, small_cnn, tutorial, vgg
+from paceline.models import (
+    alexnet,
+    dense,
+    googlenet,
+    gpt,
+    inception,
+    resnet,
+    small_cnn,
+    tutorial,
+    vgg,
+)
 
 __all__ = ["ModelInfo", "build", "info", "names"]
 
@@ -61,8 +71,8 @@ def _pictures(
     )
 
 
-def _imagenet(name: str, builder: Callable[..., nn.Module]) -> ModelInfo:
-    shape = (3, 224, 224)
+def _imagenet(name: str, builder: Callable[..., nn.Module], side: int = 224) -> ModelInfo:
+    shape = (3, side, side)
     return ModelInfo(
         name=name,
         builder=builder,
@@ -90,6 +100,8 @@ _TABLE = {
         _imagenet("vgg19", partial(vgg.VGG, depths=vgg.VGG19)),
         _imagenet("googlenet", googlenet.GoogLeNet),
         _imagenet("resnet50", partial(resnet.ResNet, depths=resnet.RESNET50)),
+        _imagenet("inception3", inception.Inception3, side=299),
+        _imagenet("resnet101", partial(resnet.ResNet, depths=resnet.RESNET101)),
         _imagenet("resnet152", partial(resnet.ResNet, depths=resnet.RESNET152)),
         ModelInfo(
             name="gpt-small",

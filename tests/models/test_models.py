@@ -12,7 +12,9 @@ IMAGENET_PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
     "googlenet": 6_624_904,
+    "inception3": 23_834_568,
     "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
     "resnet152": 60_192_808,
 }
 DENSE_WIDTHS = {
