@@ -27,10 +27,14 @@ def record_passes(model: nn.Module, inputs: Tensor) -> None:
     """Let training passes of `model` over batches like `inputs` be replays from now on.
 
     Called under the autocast that training uses. Weights, buffers and gradients are afterwards what
-    they were; batches of another shape, and evaluation, go the ordinary way.
+    they were; batches of another shape, and evaluation, go the ordinary way. Each replay writes its
+    gradients over the last one's, so they cannot be accumulated.
     """
     plain: Callable[[Tensor], Tensor] = model.forward
     shape = inputs.shape
+    # Recording uses a stream of its own. The nodes that put gradients in their places belong to the
+    # stream in which they are made, and would wait for that one in every step to come.
+    places = [_place_of(p) for p in model.parameters() if p.requires_grad]
     buffers = [buffer.clone() for buffer in model.buffers()]
     kind = inputs.device.type
     with torch.autocast(
@@ -46,10 +50,16 @@ def record_passes(model: nn.Module, inputs: Tensor) -> None:
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)
 
-    def forward(batch: Tensor) -> Tensor:
+    def forward(batch: Tensor, places: list[Any] = places) -> Tensor:
         replays = model.training and torch.is_grad_enabled() and batch.shape == shape
         passed: Tensor = recorded(batch) if replays else plain(batch)
         return passed
 
     replaced: Any = model
     replaced.forward = forward
+
+
+def _place_of(parameter: Tensor) -> Any:
+    """Autograd's node that puts a parameter's gradient in its place; it lives while it is held."""
+    function: Any = parameter.view_as(parameter).grad_fn
+    return function.next_functions[0][0]

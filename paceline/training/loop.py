@@ -176,7 +176,7 @@ class _Worker:
         if self._wants_graph:
             self._wants_graph = False
             with session.clock.paused(), self._precision():
-                record_passes(self._model, inputs.chunk(workload.accumulate)[0])
+                record_passes(self._model, inputs)
         total = self._pass(inputs, targets)
         if workload.clip_norm:
             self._architecture.clip(workload.clip_norm)
@@ -275,11 +275,14 @@ def _wants_graph(experiment: spec.Experiment, device: torch.device) -> bool:
     if device.type != "cuda" or workload.compile or workload.graph == "off":
         return False
     alone = isinstance(experiment.architecture, spec.Single)
-    if workload.graph == "on" and not alone:
+    if workload.graph == "on" and not (alone and workload.accumulate == 1):
         name = spec.architecture_name(experiment.architecture)
-        problem = f"graph = on, and {name} sends gradients while backward makes them."
-        raise SpecError("--graph", problem, "leave it out, or use --architecture single.")
-    return alone and (workload.graph == "on" or models.info(workload.model) is not None)
+        reason = f"{name} sends gradients while backward makes them"
+        reason = "a recorded pass cannot accumulate gradients" if alone else reason
+        fix = "leave it out, or use --architecture single without --accumulate."
+        raise SpecError("--graph", f"graph = on, and {reason}.", fix)
+    known = workload.graph == "on" or models.info(workload.model) is not None
+    return alone and known and workload.accumulate == 1
 
 
 def _source(

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from paceline import data, record, spec
 from paceline.cli import main
 from paceline.data.sampling import GlobalBatches, part_of
 from paceline.errors import MemberError
+from paceline.launch import identify
 from paceline.record import RunFolder, Summary
 from paceline.testing import run_members
 from paceline.training import loop
@@ -29,12 +31,23 @@ def train_on_the_cpu(session: Session) -> None:
 
 
 def run(folder: Path, work=train_recorded, text="single", workers=1, **changes) -> Summary:
+    """Train and record; one worker in this process, which has its GPU already."""
     architecture = spec.parse_architecture(text)
     experiment = spec.replace(
         spec.Experiment(), architecture=architecture, workers=workers, **{**SMALL, **changes}
     )
     made = RunFolder.create(folder / f"{time.monotonic_ns()}", experiment)
-    run_members(work, workers=workers, architecture=architecture, folder=made)
+    if workers == 1 and work is train_recorded and "compile" not in changes:
+        identity = msgspec.structs.replace(identify({}), run=str(made.path))
+        session = Session(
+            identity, options=architecture, folder=made, measurement=spec.Measurement()
+        )
+        try:
+            work(session)
+        finally:
+            session.close()
+    else:
+        run_members(work, workers=workers, architecture=architecture, folder=made)
     return record.summarise(made, "finished")
 
 
@@ -85,16 +98,26 @@ def test_lower_precision_learns_alike(tmp_path, alone, precision):
 
 
 def test_batch_norm_statistics_are_those_of_a_pass_that_was_not_recorded(tmp_path):
-    changes = {"model": "resnet50", "data": "synthetic", "input_shape": (3, 32, 32), "steps": 4}
+    changes = {
+        "model": "resnet50",
+        "data": "synthetic",
+        "input_shape": (3, 32, 32),
+        "steps": 4,
+        "checkpoint_every": 3,
+        "optimizer": {"name": "sgd", "learning_rate": 1e-5},
+    }
     for graph in ("off", "on"):
-        run(tmp_path, **{**changes, "graph": graph, "checkpoint_every": 3})
+        run(tmp_path, **changes, graph=graph)
     states = [
         torch.load(next(path.glob("checkpoints/*.pt")), weights_only=True)["model"]
         for path in sorted(tmp_path.iterdir())
     ]
-    for name, value in states[0].items():
-        if "running" in name or "tracked" in name:
-            assert torch.allclose(value.float(), states[1][name].float(), rtol=1e-3, atol=1e-4)
+    plain, recorded = states
+    for name, value in plain.items():
+        if "tracked" in name:
+            assert int(recorded[name]) == int(value) == 3
+        if "running" in name:  # what recording adds to them would be half of them
+            assert (recorded[name] - value).norm() < 0.02 * value.norm()
 
 
 @pytest.mark.parametrize(
