@@ -8,11 +8,13 @@ for the built-in loop; a script of one's own is refused.
 """
 
 import ctypes
+import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -108,7 +110,7 @@ class PipelineModel(nn.Module):
         ]
         for stage in stages:
             stage.precision = job.precision
-        self._schedule = _schedule(options, stages, _under(job.precision, job.loss))
+        self._run_schedule = _schedule(options, stages, _under(job.precision, job.loss))
         self._averaged: Flat | None = None
         self._telling: Any = None
 
@@ -137,7 +139,7 @@ class PipelineModel(nn.Module):
         arguments = (inputs.to(self._home),) if self._is_first else ()
         wanted = {"target": targets, "losses": losses} if self._is_last else {}
         self.clock.enter("wait")
-        self._schedule.step(*arguments, **wanted, return_outputs=False)
+        self._run_schedule(*arguments, **wanted)
         self.clock.enter("exchange_exposed")
         self._exchange()
         loss = torch.zeros((), device=self._home)
@@ -372,12 +374,19 @@ class _Entered(torch.autograd.Function):
         return gradient.contiguous(), None
 
 
-def _schedule(options: spec.Pipeline, stages: list[_Stage], loss: Loss) -> Any:
+def _schedule(options: spec.Pipeline, stages: list[_Stage], loss: Loss) -> Callable[..., Any]:
     """The one place where a schedule is chosen; torch runs it."""
-    if options.schedule == "interleaved":
-        return ScheduleInterleaved1F1B(stages, options.microbatches, loss_fn=loss)  # type: ignore[arg-type]
-    kind = ScheduleGPipe if options.schedule == "gpipe" else Schedule1F1B
-    return kind(stages[0], options.microbatches, loss_fn=loss)
+    kinds: dict[str, Any] = {
+        "gpipe": ScheduleGPipe,
+        "1f1b": Schedule1F1B,
+        "interleaved": ScheduleInterleaved1F1B,
+    }
+    given = stages if options.schedule == "interleaved" else stages[0]
+    schedule = kinds[options.schedule](given, options.microbatches, loss_fn=loss)
+    step: Callable[..., Any] = schedule.step
+    if "return_outputs" in inspect.signature(step).parameters:  # not in every torch we run on
+        return partial(step, return_outputs=False)
+    return step
 
 
 def _shown(job: Job) -> tuple[Deferred, list[Unit]]:

@@ -3,8 +3,8 @@
 Every device has a replica of the model and computes a part of the batch, in a thread of its own (on
 GPUs, with a stream of its own). The parts' outputs are put together, so the script computes one
 loss of the whole batch, calls backward once and updates one set of weights: it trains like `single`
-whatever the sizes of the parts. Replicas in the model's own memory share its weights; elsewhere
-they get a copy before each pass. Batch norms see one part each, and the first replica's statistics
+whatever the sizes of the parts. Replicas in the model's own memory share its weights; to another
+GPU they are copied in each pass, and gradients come back the same way. Batch norms see one part each, and the first replica's statistics
 count, as worker 0's do in `ring`.
 """
 
@@ -102,12 +102,14 @@ class ReplicatedArchitecture:
         values, shape = pytree.tree_flatten((args, kwargs))
         parts = self._split(values)
         call = _Call(self._pool, shape, parts, self._context.device)
-        weights = [p for p in model.parameters() if p.requires_grad]
-        own = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
-        if own:
-            problem = "the inputs want gradients themselves."
-            raise SpecError(WHERE, problem, "detach them, or use ring.")
-        outputs = _Together.apply(call, *weights)  # type: ignore[no-untyped-call]
+        if self._context.device.type == "cuda":
+            outputs = call.joined()
+        else:
+            if any(isinstance(value, Tensor) and value.requires_grad for value in values):
+                problem = "the inputs want gradients themselves."
+                raise SpecError(WHERE, problem, "detach them, or use ring.")
+            weights = [p for p in model.parameters() if p.requires_grad]
+            outputs = _Together.apply(call, *weights)  # type: ignore[no-untyped-call]
         assert call.output_shape is not None
         return pytree.tree_unflatten(list(outputs), call.output_shape)
 
@@ -141,16 +143,13 @@ class _Replica:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 memo |= {id(hook): hook for hook in hooks.values()}
         self.module = copy.deepcopy(model, memo)
+        for hooks in (self.module._forward_hooks, self.module._forward_pre_hooks):
+            hooks.clear()  # the model's own run around all replicas
         if not first:
             for name, buffer in self.module.named_buffers():
                 owner = self.module.get_submodule(name.rpartition(".")[0])
                 owner._buffers[name.rpartition(".")[2]] = buffer.to(device)
         self.weights = [p for p in self.module.parameters() if p.requires_grad]
-        self._copied = [
-            (mine, theirs)
-            for mine, theirs in zip(self.module.parameters(), model.parameters(), strict=True)
-            if mine.data_ptr() != theirs.data_ptr()
-        ]
         self._buffers = [
             (mine, theirs)
             for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True)
@@ -159,14 +158,21 @@ class _Replica:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the model's weights, buffers and modes, as they are now."""
-        for mine, theirs in (*self._copied, *self._buffers):
+        """Take the model's buffers and modes, as they are now."""
+        for mine, theirs in self._buffers:
             mine.copy_(theirs, non_blocking=True)
         for module, original in zip(self.module.modules(), self._original.modules(), strict=True):
             module.training = original.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self.module).forward(self.module, *args, **kwargs)
+        """On a GPU with the model's own weights, brought here in a way that autograd follows."""
+        if self.device.type != "cuda":
+            return self.module(*args, **kwargs)
+        weights = {
+            name: parameter.to(self.device, non_blocking=True)
+            for name, parameter in self._original.named_parameters()
+        }
+        return torch.func.functional_call(self.module, weights, args, kwargs)
 
 
 class _Call:
@@ -186,7 +192,17 @@ class _Call:
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Every replica's outputs, side by side and then end to end."""
+        """For `_Together`: the outputs of `joined`, as numbers; backward is ours."""
+        outputs = self.joined(detached=True)
+        assert self.output_shape is not None
+        return outputs
+
+    def joined(self, *, detached: bool = False) -> tuple[Tensor, ...]:
+        """Every replica's outputs, side by side and then end to end.
+
+        Between GPUs autograd follows: it has a thread for each device already, and one of them is
+        not to wait for the others inside an operation.
+        """
         for replica, _ in self._parts:
             replica.refresh()
         results = self._in_threads(self._forward_part)
@@ -200,7 +216,7 @@ class _Call:
                     fix = "return the outputs and compute the loss of them, or use ring."
                     raise SpecError(WHERE, problem, fix)
         return tuple(
-            torch.cat([_brought(output.detach(), self._device) for output in same])
+            torch.cat([_brought(o.detach() if detached else o, self._device) for o in same])
             for same in zip(*self._outputs, strict=True)
         )
 
@@ -224,7 +240,9 @@ class _Call:
         kind, dtype, enabled = self._autocast
         moved = [v.to(replica.device) if isinstance(v, Tensor) else v for v in values]
         args, kwargs = pytree.tree_unflatten(moved, self._shape)
-        with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
+        # No cache of rounded weights: one replica's may not be there yet on another's stream.
+        rounding = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+        with torch.enable_grad(), rounding:
             return pytree.tree_flatten(replica.forward(*args, **kwargs))
 
     def _backward_part(

@@ -2,64 +2,103 @@
 
 Starting a kernel takes the host some microseconds, and a small network has hundreds of kernels of
 less than that: the device waits for the host. A recorded pass starts with one call. Only what the
-device does is recorded, so this is for models whose Python does the same in every step.
+device does is recorded, so this is for models whose Python does the same in every step, and for
+gradients that nobody needs before backward has ended.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-class _Bare(nn.Module):
-    """A model without the hooks around it: what is recorded."""
-
-    def __init__(self, model: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.model, self._forward = model, forward
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self._forward(inputs)
+WARMUP_PASSES = 3
+"""Libraries choose their algorithms and take their memory in the first passes."""
 
 
-def record_passes(model: nn.Module, inputs: Tensor) -> None:
-    """Let training passes of `model` over batches like `inputs` be replays from now on.
+class RecordedPasses:
+    """Forward with loss, and backward, as two recordings; `run` replays both.
 
-    Called under the autocast that training uses. Weights, buffers and gradients are afterwards what
-    they were; batches of another shape, and evaluation, go the ordinary way. Each replay writes its
-    gradients over the last one's, so they cannot be accumulated.
+    The model is called as ever, so its hooks see each pass begin and end, and its `forward` replays
+    while `run` is at work. Weights, buffers and gradients are after the recording what they were.
     """
-    plain: Callable[[Tensor], Tensor] = model.forward
-    shape = inputs.shape
-    # Recording uses a stream of its own. The nodes that put gradients in their places belong to the
-    # stream in which they are made, and would wait for that one in every step to come.
-    places = [_place_of(p) for p in model.parameters() if p.requires_grad]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        precision: Callable[[], AbstractContextManager[object]],
+        inputs: Tensor,
+        targets: Tensor,
+    ) -> None:
+        assert "forward" not in vars(model), "compiled models are not recorded"
+        self._model, self._plain = model, model.forward
+        self._inputs, self._targets = (torch.empty_like(t).copy_(t) for t in (inputs, targets))
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        weights = [p for p in model.parameters() if p.requires_grad]
+        with torch.cuda.device(inputs.device), _unchanged(model):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARMUP_PASSES):
+                    self._pass(loss, precision).backward()
+                for weight in weights:
+                    weight.grad = None
+            torch.cuda.current_stream().wait_stream(stream)
+            # Other threads may go on using the device: batches arrive meanwhile.
+            common: dict[str, Any] = {"stream": stream, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(self._forward, **common):
+                result = self._pass(loss, precision)
+            with torch.cuda.graph(self._backward, pool=self._forward.pool(), **common):
+                result.backward()
+            self._loss = result.detach()
+            # Made by the recording, and so written again by every replay.
+            self._gradients = [(weight, weight.grad) for weight in weights]
+            del result
+
+    def fits(self, inputs: Tensor) -> bool:
+        """Whether a batch is like the one recorded; another goes the ordinary way."""
+        return inputs.shape == self._inputs.shape and inputs.dtype == self._inputs.dtype
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Both passes of one batch; returns its loss, which the next call overwrites."""
+        self._targets.copy_(targets)
+        model: Any = self._model
+        model.forward = self._replay
+        try:
+            loss: Tensor = model(inputs)
+        finally:
+            del model.forward
+        self._backward.replay()
+        for weight, gradient in self._gradients:
+            weight.grad = gradient
+        return loss
+
+    def _replay(self, inputs: Tensor) -> Tensor:
+        self._inputs.copy_(inputs)
+        self._forward.replay()
+        return self._loss
+
+    def _pass(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        precision: Callable[[], AbstractContextManager[object]],
+    ) -> Tensor:
+        with precision():
+            return loss(self._plain(self._inputs), self._targets)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Passes inside leave buffers and gradients as they were."""
     buffers = [buffer.clone() for buffer in model.buffers()]
-    kind = inputs.device.type
-    with torch.autocast(
-        kind,
-        dtype=torch.get_autocast_dtype(kind),
-        enabled=torch.is_autocast_enabled(kind),
-        cache_enabled=False,  # a cached cast would be made once, outside the recording
-    ):
-        recorded: Any = torch.cuda.make_graphed_callables(
-            _Bare(model, plain), (torch.empty_like(inputs).copy_(inputs),)
-        )
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    yield
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)
-
-    def forward(batch: Tensor, places: list[Any] = places) -> Tensor:
-        replays = model.training and torch.is_grad_enabled() and batch.shape == shape
-        passed: Tensor = recorded(batch) if replays else plain(batch)
-        return passed
-
-    replaced: Any = model
-    replaced.forward = forward
-
-
-def _place_of(parameter: Tensor) -> Any:
-    """Autograd's node that puts a parameter's gradient in its place; it lives while it is held."""
-    function: Any = parameter.view_as(parameter).grad_fn
-    return function.next_functions[0][0]
+    for parameter, gradient in gradients:
+        parameter.grad = gradient

@@ -19,7 +19,7 @@ from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
 from paceline.errors import SpecError
 from paceline.models.emulated import model_for, skip_updates
-from paceline.models.graphs import record_passes
+from paceline.models.graphs import RecordedPasses
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.balance import balance
@@ -160,6 +160,7 @@ class _Worker:
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._knows_loss = knows_loss
         self._wants_graph = _wants_graph(experiment, self.device)
+        self._recorded: RecordedPasses | None = None
         model.train()
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
@@ -175,8 +176,10 @@ class _Worker:
         self._optimizer.zero_grad(set_to_none=True)
         if self._wants_graph:
             self._wants_graph = False
-            with session.clock.paused(), self._precision():
-                record_passes(self._model, inputs)
+            with session.clock.paused():
+                self._recorded = RecordedPasses(
+                    self._model, self._loss, self._precision, inputs, targets
+                )
         total = self._pass(inputs, targets)
         if workload.clip_norm:
             self._architecture.clip(workload.clip_norm)
@@ -191,6 +194,8 @@ class _Worker:
             counted = inputs[self._model.counted_part(len(inputs))]
             whole: Tensor = self._model(counted, inputs, targets)
             return whole
+        if self._recorded is not None and self._recorded.fits(inputs):
+            return self._recorded.run(inputs, targets)
         if pieces == 1:
             with self._precision():
                 loss = self._loss(self._model(inputs), targets)

@@ -1,6 +1,7 @@
 """Everything that one GPU can show: the same curve as a CPU's, by every way there is."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -174,11 +175,10 @@ def test_batches_that_were_fed_are_those_of_the_host(tmp_path, cache):
         shape = (3, 32, 32)
         return data.open("imagefolder", data_dir=folder, input_shape=shape, cache=cache)
 
-    fed = data.DeviceLoader(opened(), batches, part_of(0, [1.0]), device)
-    plain = data.Loader(opened(), batches, part_of(0, [1.0]))
-    for (inputs, targets), (expected, classes) in zip(
-        fed.steps(0, 7), plain.steps(0, 7), strict=True
-    ):
-        assert inputs.device == device
-        assert torch.allclose(inputs.cpu(), expected, atol=1e-6)
-        assert torch.equal(targets.cpu(), classes)
+    with closing(opened()) as here, closing(opened()) as there:
+        fed = data.DeviceLoader(here, batches, part_of(0, [1.0]), device).steps(0, 7)
+        plain = data.Loader(there, batches, part_of(0, [1.0])).steps(0, 7)
+        for (inputs, targets), (expected, classes) in zip(fed, plain, strict=True):
+            assert inputs.device == device
+            assert torch.allclose(inputs.cpu(), expected, atol=1e-6)
+            assert torch.equal(targets.cpu(), classes)
