@@ -4,8 +4,8 @@ Every device has a replica of the model and computes a part of the batch, in a t
 GPUs, with a stream of its own). The parts' outputs are put together, so the script computes one
 loss of the whole batch, calls backward once and updates one set of weights: it trains like `single`
 whatever the sizes of the parts. Replicas in the model's own memory share its weights; to another
-GPU they are copied in each pass, and gradients come back the same way. Batch norms see one part each, and the first replica's statistics
-count, as worker 0's do in `ring`.
+GPU they are copied in each pass, and gradients come back the same way. Batch norms see one part
+each, and the first replica's statistics count, as worker 0's do in `ring`.
 """
 
 import copy
