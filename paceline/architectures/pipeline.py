@@ -136,7 +136,7 @@ class PipelineModel(nn.Module):
         """
         self.settle()
         losses: list[Tensor] = []
-        arguments = (inputs.to(self._home),) if self._is_first else ()
+        arguments = (inputs.to(self._home).contiguous(),) if self._is_first else ()
         wanted = {"target": targets, "losses": losses} if self._is_last else {}
         self.clock.enter("wait")
         self._run_schedule(*arguments, **wanted)

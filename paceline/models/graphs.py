@@ -31,10 +31,17 @@ class RecordedPasses:
         precision: Callable[[], AbstractContextManager[object]],
         inputs: Tensor,
         targets: Tensor,
+        input_type: torch.dtype | None = None,
     ) -> None:
+        """`input_type`: what the first layer rounds its input to under this precision, if known.
+
+        The batch is then rounded on its way into the recording, which would only copy it otherwise.
+        """
         assert "forward" not in vars(model), "compiled models are not recorded"
         self._model, self._plain = model, model.forward
-        self._inputs, self._targets = (torch.empty_like(t).copy_(t) for t in (inputs, targets))
+        self._shape, self._type = inputs.shape, inputs.dtype
+        self._inputs = torch.empty_like(inputs, dtype=input_type).copy_(inputs)
+        self._targets = targets.clone()
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         weights = [p for p in model.parameters() if p.requires_grad]
         with torch.cuda.device(inputs.device), _unchanged(model):
@@ -59,7 +66,7 @@ class RecordedPasses:
 
     def fits(self, inputs: Tensor) -> bool:
         """Whether a batch is like the one recorded; another goes the ordinary way."""
-        return inputs.shape == self._inputs.shape and inputs.dtype == self._inputs.dtype
+        return inputs.shape == self._shape and inputs.dtype == self._type
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Both passes of one batch; returns its loss, which the next call overwrites."""

@@ -177,8 +177,11 @@ class _Worker:
         if self._wants_graph:
             self._wants_graph = False
             with session.clock.paused():
+                # Every built-in model begins with a convolution or a matrix product.
+                known = models.info(workload.model) is not None and inputs.is_floating_point()
+                rounded = torch.bfloat16 if known and workload.precision == "bfloat16" else None
                 self._recorded = RecordedPasses(
-                    self._model, self._loss, self._precision, inputs, targets
+                    self._model, self._loss, self._precision, inputs, targets, rounded
                 )
         total = self._pass(inputs, targets)
         if workload.clip_norm:
