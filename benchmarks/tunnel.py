@@ -137,9 +137,17 @@ def measure(name: str, compute: float, path: Path, options: argparse.Namespace) 
         ),
         measurement=spec.Measurement(warmup_steps=3),
     )
-    script = (DDP_SCRIPT,) if name == "ddp" else ()
-    folder = engines.run(experiment, path, script=script)
+    asked = with_ddp(experiment) if name == "ddp" else experiment
+    folder = engines.run(asked, path)
     return described(name, compute, profile, experiment, folder)
+
+
+def with_ddp(experiment: spec.Experiment) -> spec.Experiment:
+    """The same experiment, trained by the plain script."""
+    workload = experiment.workload
+    arguments = (workload.model, str(workload.batch), str(workload.steps))
+    script = spec.Script(path=DDP_SCRIPT, arguments=arguments)
+    return spec.replace(experiment, workload=spec.Workload(script=script))
 
 
 def profile_of(compute: float) -> DeviceProfile:

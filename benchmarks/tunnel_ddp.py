@@ -3,6 +3,7 @@
 Started as a worker of a tunnel; only who it is and where its steps are recorded come from Paceline.
 """
 
+import sys
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline import spec
 from paceline.architectures.group import join, leave
 from paceline.models.emulated import model_for
 from paceline.record import RunFolder
@@ -20,15 +22,16 @@ from paceline.training.session import Session
 def main() -> None:
     session: Session = paceline.init()
     assert session.recorder is not None
+    model_name, batch, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     experiment = RunFolder(Path(session.identity.run)).experiment()
-    emulated = model_for(experiment, session.identity.name)
+    described = spec.replace(experiment, workload=spec.Workload(model=model_name))
+    emulated = model_for(described, session.identity.name)
     assert emulated is not None, "this benchmark emulates its devices"
     join(session.context(torch.device("cpu")), "gloo")
     model = DistributedDataParallel(emulated, gradient_as_bucket_view=True)
-    batch = experiment.workload.batch
     inputs, targets = torch.zeros(batch, 1), torch.zeros(batch, dtype=torch.long)
     clock = session.clock
-    for step in range(experiment.workload.steps):
+    for step in range(steps):
         model.zero_grad()
         clock.enter("forward")
         loss = functional.cross_entropy(model(inputs), targets)

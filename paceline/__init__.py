@@ -15,28 +15,41 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.training.session import (
+    from paceline.training.script import (
+        barrier,
         clip_grad_norm_,
         distribute,
-        init,
+        is_main,
+        mean,
         no_sync,
+        rank,
         report_loss,
+        settle,
+        workers,
     )
+    from paceline.training.session import init
     from paceline.training.sharding import shard
 
 __all__ = [
     "__version__",
+    "barrier",
     "clip_grad_norm_",
     "distribute",
     "init",
+    "is_main",
+    "mean",
     "no_sync",
+    "rank",
     "report_loss",
+    "settle",
     "shard",
+    "workers",
 ]
+
+_ELSEWHERE = {"init": "paceline.training.session", "shard": "paceline.training.sharding"}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute '{name}'")
-    module = "paceline.training.sharding" if name == "shard" else "paceline.training.session"
-    return getattr(import_module(module), name)
+    return getattr(import_module(_ELSEWHERE.get(name, "paceline.training.script")), name)

@@ -5,14 +5,13 @@ links and accelerators; `predict` runs the same protocol code on a virtual clock
 """
 
 import socket
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, check_container, inside, supervise
+from paceline.launch import Output, check_container, inside, reserve, supervise
 from paceline.record import RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 
@@ -25,20 +24,19 @@ class Engine(Protocol):
         experiment: spec.Experiment,
         path: Path,
         *,
-        script: Sequence[str] = (),
         output: Output,
         progress: Progress,
     ) -> RunFolder:
         """Make the run folder `path` (which must not exist), run, and leave its summary in it.
 
-        With `script` the workers run that command line instead of the built-in loop. A failure is
-        raised after the record says so.
+        A failure is raised after the record says so.
         """
 
 
 ENGINES: dict[str, str] = {
     "here": "paceline.engines:here",
     "tunnel": "paceline.tunnel.engine:tunnel",
+    "predict": "paceline.predict.engine:predicted",
 }
 
 
@@ -46,8 +44,7 @@ def run(
     experiment: spec.Experiment,
     path: Path,
     *,
-    script: Sequence[str] = (),
-    output: Output = lambda name, line: None,
+    output: Output = lambda member, stream, content: None,
     progress: Progress = lambda steps: None,
 ) -> RunFolder:
     """Answer `experiment` with the engine it names."""
@@ -56,14 +53,13 @@ def run(
         raise SpecError("--on", problem, suggest(experiment.engine, ENGINES))
     module, _, name = ENGINES[experiment.engine].partition(":")
     engine: Engine = getattr(import_module(module), name)
-    return engine(experiment, path, script=script, output=output, progress=progress)
+    return engine(experiment, path, output=output, progress=progress)
 
 
 def here(
     experiment: spec.Experiment,
     path: Path,
     *,
-    script: Sequence[str] = (),
     output: Output,
     progress: Progress,
 ) -> RunFolder:
@@ -71,25 +67,27 @@ def here(
     from paceline.training.jobs import local_commands
 
     if experiment.cluster.launcher == "ray":
-        return _on_ray(experiment, path, script, output, progress)
+        return _on_ray(experiment, path, output, progress)
     container = experiment.cluster.container
     check_container(container)
     folder = RunFolder.create(path, experiment)
-    with socket.socket() as coordinator, recorded(folder):
-        coordinator.bind(("127.0.0.1", 0))
-        coordinator.listen(128)
-        commands = local_commands(experiment, folder, coordinator, script)
+    with (
+        recorded(folder),
+        socket.create_server(("127.0.0.1", 0), backlog=128) as coordinator,
+        reserve("127.0.0.1") as reserved,
+    ):
+        commands = local_commands(experiment, folder, coordinator, reserved)
         with inside(container, commands, [folder.path.absolute()]) as started:
             if container:  # worker 0 cannot inherit the socket there: it opens the port itself
                 coordinator.close()
-            supervise(started, output=output, tick=StepCounter(folder, progress))
+            tick = StepCounter(folder, progress)
+            supervise(started, output=output, tick=tick, logs=folder.path / "logs")
     return folder
 
 
 def _on_ray(
     experiment: spec.Experiment,
     path: Path,
-    script: Sequence[str],
     output: Output,
     progress: Progress,
 ) -> RunFolder:
@@ -102,7 +100,7 @@ def _on_ray(
     gpus = 1 if cluster.device.startswith("cuda") else 0
     with ray.placed(members, cores=cluster.threads, gpus=gpus) as placed:
         folder = RunFolder.create(path, experiment)
-        commands = ray_commands(experiment, folder, placed, script)
+        commands = ray_commands(experiment, folder, placed)
         with recorded(folder):
             where = folder.path.absolute()
             tick = StepCounter(folder, progress)

@@ -7,10 +7,14 @@ PacelineError
 ├── MemberError             a member ended badly; carries its name, exit status and last words
 ├── DeadlineError           a wait ran out; names the operation and who is missing
 ├── ExchangeError           members disagree or a message makes no sense; a bug or a stranger
-└── RecordError             a run folder cannot be read
+└── RecordError             a run folder cannot be read or written
+
+KeyboardInterrupt
+└── Interrupted             somebody asked the launcher to end; not an error of the run
 """
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -51,13 +55,29 @@ class MissingError(UserError):
 class MemberError(PacelineError):
     """A member ended with a failure; the first to fail is the one shown."""
 
-    def __init__(self, member: str, exit_status: int, last_lines: list[str]) -> None:
+    def __init__(
+        self,
+        member: str,
+        exit_status: int,
+        last_lines: list[str],
+        *,
+        sentence: str = "",
+        without: str = "",
+    ) -> None:
+        """`sentence`: a PacelineError it ended with; `without`: who had ended and was needed."""
         self.member, self.member_status, self.last_lines = member, exit_status, last_lines
-        if exit_status == 2:  # the member met a UserError: the fault is the user's there too
-            self.exit_status = 2
-        how = f"was ended by signal {-exit_status}" if exit_status < 0 else f"exited {exit_status}"
+        # As a shell has it: a script's own status is passed on, a signal's is told from it.
+        self.exit_status = 128 - exit_status if exit_status < 0 else exit_status or 1
+        self.brief = f"{member} {_how(exit_status)}"
+        if without:
+            self.brief = f"{without} had ended, and {member} could not go on without it"
+            self.brief += f" ({_how(exit_status)})"
         said = "".join(f"\n  {line}" for line in last_lines) or "\n  (it printed nothing)"
-        super().__init__(f"{member} {how}; its last words:{said}")
+        words = f"{self.brief}; its last words:{said}"
+        if sentence:
+            words = f"{self.brief}: {sentence}" if without else f"{member}: {sentence}"
+        self.is_sentence = bool(sentence)
+        super().__init__(words)
 
 
 class DeadlineError(PacelineError):
@@ -74,7 +94,33 @@ class ExchangeError(PacelineError):
 
 
 class RecordError(PacelineError):
-    """A run folder cannot be read."""
+    """A run folder cannot be read or written."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked the launcher to end, by Ctrl-C or a signal; every member was ended.
+
+    No Exception, so that nothing which goes on after a failed run goes on after this one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.exit_status = 128 + number
+        self.kept = ""
+        """Where what was recorded lies; empty when nothing may have been."""
+
+        name = signal.Signals(number).name
+        self.brief = "interrupted by Ctrl-C" if name == "SIGINT" else f"ended by {name}"
+        super().__init__(number)
+
+    def __str__(self) -> str:
+        return f"{self.brief}; what was recorded is in {self.kept}." if self.kept else self.brief
+
+
+def _how(exit_status: int) -> str:
+    if exit_status >= 0:
+        return f"exited {exit_status}"
+    known = {number.value: f" ({number.name})" for number in signal.Signals}
+    return f"was ended by signal {-exit_status}{known.get(-exit_status, '')}"
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

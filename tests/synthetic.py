@@ -1,13 +1,14 @@
 """Run folders written by hand, with the cause of their slowness planted. No process is started."""
 
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from paceline import record, spec
-from paceline.record import Member, RunFolder, Sample, Step
+from paceline.record import Event, Member, RunFolder, Sample, Step
 
 MB = 1_000_000
 START = 1000.0
@@ -30,6 +31,18 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 USUAL = Times()
 
 
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What every sample of a member says of its machine."""
+
+    cpu_fraction: float = 0.95
+    cpu_wait_fraction: float | None = None
+    machine_cpu_fraction: float | None = None
+    available_bytes: int | None = None
+
+
+USUAL_MACHINE = Machine()
+
+
 def synchronous_run(
     path: Path,
     *,
@@ -48,10 +61,25 @@ def synchronous_run(
     jitter: float = 0.01,
     seed: int = 0,
     status: str = "finished",
+    fields: Mapping[str, object] | None = None,
+    losses: Callable[[int], float] = lambda step: 2.3 / (1 + 0.05 * step),
+    pause: Callable[[str, int], float] = lambda worker, step: 0.0,
+    pause_name: str = "checkpoint",
+    outside: Callable[[int], float] = lambda step: 0.0,
+    slow_steps: Callable[[int], float] = lambda step: 1.0,
+    first_steps_seconds: float = 0.0,
+    cores: int = 64,
+    machine: Machine = USUAL_MACHINE,
+    counters: Mapping[str, Mapping[str, object]] | None = None,
+    results: Mapping[str, float] | None = None,
+    event: str = "",
 ) -> RunFolder:
     """A run in which every step ends for all when the last worker is ready, plus the exchange.
 
     A worker sends and receives `exchange_bytes` per step; servers share what all workers send.
+    `fields` are further ones of the experiment; `pause` are seconds before a worker's step that
+    its clock named, `outside` such that only show in the times of worker 0; `slow_steps`
+    multiplies worker 0's own time.
     """
     cluster = spec.Cluster(workers=workers, servers=servers, link=link)
     experiment = spec.Experiment(
@@ -61,40 +89,56 @@ def synchronous_run(
         cluster=cluster,
         engine="tunnel" if link else "here",
     )
+    experiment = spec.replace(experiment, **(fields or {}))
     folder = RunFolder.create(path, experiment)
-    (path / "machine.json").write_text('{"cores": 64, "memory_bytes": 1000000000}')
+    described = {"cores": cores, "memory_bytes": 64_000 * MB}
+    (path / "machine.json").write_bytes(msgspec.json.encode(described))
     names = [f"worker{rank}" for rank in range(workers)]
     offsets = dict(clock_offsets or {})
     generator = random.Random(seed)
     now, entries = START, {name: [] for name in names}
     for step in range(steps):
-        ready = {}
+        ready, starts = {}, {}
         for name in names:
             own = (slow or {}).get(name, times)
-            ready[name] = now + own.until_ready * (1 + jitter * generator.random())
+            first = name == names[0]
+            starts[name] = now + pause(name, step) + (outside(step) if first else 0.0)
+            own_seconds = own.until_ready * (slow_steps(step) if first else 1.0)
+            own_seconds += first_steps_seconds if step == 0 else 0.0
+            ready[name] = starts[name] + own_seconds * (1 + jitter * generator.random())
         exchanged = max(ready.values()) + (exchange_seconds if workers + servers > 1 else 0.0)
         now = exchanged + times.update
         for name in names:
             own = (slow or {}).get(name, times)
-            scale = (ready[name] - _start(entries[name], offsets.get(name, 0.0))) / own.until_ready
+            scale = (ready[name] - starts[name]) / own.until_ready
             entry = _step(step, own, scale, ready[name], exchanged, now, batch)
+            entry.start_seconds -= outside(step) if name == names[0] else 0.0
+            entry.loss = losses(step)
+            entry.not_finite = not math.isfinite(entry.loss)
+            if pause(name, step):
+                entry.paused_seconds = {pause_name: pause(name, step)}
             entries[name].append(_shifted(entry, -offsets.get(name, 0.0)))
     for name in names:
         _write_lines(folder, f"{name}.steps.jsonl", entries[name])
-        series = _series(now, exchange_bytes * steps, 0.95)
+        series = _series(now, exchange_bytes * steps, machine)
         series = [_shifted_sample(sample, -offsets.get(name, 0.0)) for sample in series]
-        _write_member(folder, name, "worker", series, status, offsets.get(name))
+        own = Member(name=name, role="worker", host=f"host-{name}", status=status)
+        own.clock_offset_seconds = offsets.get(name)
+        own.counters = dict((counters or {}).get(name, {}))
+        own.results = dict(results or {}) if name == names[0] else {}
+        _write_member(folder, own, series)
+    serving = msgspec.structs.replace(machine, cpu_fraction=server_cpu_fraction)
     for rank in range(servers):
         total = workers * exchange_bytes * steps / servers
-        _write_member(
-            folder, f"server{rank}", "server", _series(now, total, server_cpu_fraction), status
-        )
+        name = f"server{rank}"
+        own = Member(name=name, role="server", host=f"host-{name}", status=status)
+        own.counters = dict((counters or {}).get(name, {}))
+        _write_member(folder, own, _series(now, total, serving))
+    if event:
+        lost = Event(time_seconds=now, member=names[-1], kind="lost", text=event)
+        folder.add_event(lost)
     record.summarise(folder, status)
     return folder
-
-
-def _start(entries: list[Step], offset: float) -> float:
-    return entries[-1].end_seconds + offset if entries else START
 
 
 def _step(
@@ -111,7 +155,6 @@ def _step(
         breakdown_seconds=breakdown,
         samples=batch,
         ready_seconds=ready,
-        loss=2.3 / (1 + 0.05 * step),
     )
 
 
@@ -128,7 +171,7 @@ def _shifted_sample(sample: Sample, by_seconds: float) -> Sample:
     return sample
 
 
-def _series(end: float, total_bytes: float, cpu_fraction: float) -> list[Sample]:
+def _series(end: float, total_bytes: float, machine: Machine) -> list[Sample]:
     """Samples a second apart, the last one at the end; bytes flow evenly."""
     moments = [end - back for back in range(int(end - START), -1, -1)]
     per_second = total_bytes / (end - START)
@@ -136,7 +179,10 @@ def _series(end: float, total_bytes: float, cpu_fraction: float) -> list[Sample]
     return [
         Sample(
             time_seconds=moment,
-            cpu_fraction=cpu_fraction,
+            cpu_fraction=machine.cpu_fraction,
+            cpu_wait_fraction=machine.cpu_wait_fraction,
+            machine_cpu_fraction=machine.machine_cpu_fraction,
+            available_bytes=machine.available_bytes,
             rss_bytes=300 * MB,
             bytes_sent=int(per_second),
             bytes_received=int(per_second),
@@ -147,28 +193,14 @@ def _series(end: float, total_bytes: float, cpu_fraction: float) -> list[Sample]
     ]
 
 
-def _write_member(
-    folder: RunFolder,
-    name: str,
-    role: str,
-    series: list[Sample],
-    status: str,
-    offset: float | None = None,
-) -> None:
-    _write_lines(folder, f"{name}.series.jsonl", series)
-    member = Member(
-        name=name,
-        role=role,
-        host=f"host-{name}",
-        status=status,
-        cpu_fraction=series[0].cpu_fraction,
-        bytes_sent=sum(sample.bytes_sent or 0 for sample in series),
-        bytes_received=sum(sample.bytes_received or 0 for sample in series),
-        packets_sent=sum(sample.packets_sent or 0 for sample in series),
-        packets_received=sum(sample.packets_received or 0 for sample in series),
-        max_rss_bytes=300 * MB,
-        clock_offset_seconds=offset,
-    )
+def _write_member(folder: RunFolder, member: Member, series: list[Sample]) -> None:
+    _write_lines(folder, f"{member.name}.series.jsonl", series)
+    member.cpu_fraction = series[0].cpu_fraction
+    member.bytes_sent = sum(sample.bytes_sent or 0 for sample in series)
+    member.bytes_received = sum(sample.bytes_received or 0 for sample in series)
+    member.packets_sent = sum(sample.packets_sent or 0 for sample in series)
+    member.packets_received = sum(sample.packets_received or 0 for sample in series)
+    member.max_rss_bytes = 300 * MB
     folder.write_member(member)
 
 

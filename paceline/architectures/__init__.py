@@ -13,7 +13,7 @@ from paceline.architectures.base import Architecture, Context
 TABLE: dict[str, str] = {
     "single": "paceline.architectures.single:SingleArchitecture",
     "ring": "paceline.architectures.ring:build",
-    "server": "paceline.architectures.server:ServerArchitecture",
+    "server": "paceline.architectures.server:build",
     "average": "paceline.architectures.average:AverageArchitecture",
     "hybrid": "paceline.architectures.hybrid:HybridArchitecture",
     "replicated": "paceline.architectures.replicated:ReplicatedArchitecture",

@@ -4,25 +4,36 @@ H = 1 with plain SGD is `ring`. An outer optimizer makes it DiLoCo: the way from
 weights to the workers' mean is a gradient, and Nesterov momentum steps along it. With `overlap` the
 sum of one round travels during the local steps of the next, and what it changes is added to the
 weights when that round ends: always at the same step, so a run repeats exactly.
+
+Between two rounds every worker holds weights of its own. A script that looks at them as a whole
+(`eval()`, `state_dict()`) gets the mean: a round out of turn, which all workers must ask for alike.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, Flat, connect, flatten, start_equal
-from paceline.errors import ExchangeError
+from paceline.architectures.group import ended_early
+from paceline.architectures.mixing import mix_in
+from paceline.architectures.trained import Trained
+from paceline.errors import ExchangeError, SpecError
 
 
 class AverageArchitecture:
     """Everybody trains alone for a while; then all take the mean."""
+
+    _given: ClassVar[WeakSet[Optimizer]] = WeakSet()
+    """All optimizers that `distribute` was given, with this model or another."""
 
     def __init__(
         self, options: spec.Average, context: Context, collective: Collective | None = None
@@ -33,28 +44,30 @@ class AverageArchitecture:
         self._is_agreed = True
         self._weights: list[Flat] = []
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        start_equal(self._collective, model)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self._model = model
-        self._weights = flatten(p.data for p in trained)
-        self._buffers = flatten(model.buffers())
+    def distribute(self, trained: Trained) -> None:
+        start_equal(self._collective, trained.everything())
+        self._trained = trained
+        self._buffers = flatten(trained.model.buffers())
         self._state: list[Flat] = []
         self._sent: list[Tensor] | None = None
-        self._outer = _Outer(self._options, self._weights)
-        self._optimizer = optimizer
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-        return model, optimizer
+        self._stepped: set[int] = set()
+        """Tensors that an optimizer has updated since the last round; on the rest all agree."""
+        self._ever: dict[int, Tensor] = {}
+        """All that was ever trained: what is frozen later was changed before."""
+        self._take_in()
+        self._given.update(trained.optimizers)
+        for optimizer in trained.optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+        trained.optimizers[-1].register_step_post_hook(self._after_step)
+        self._handle = register_optimizer_step_pre_hook(self._refuse_stranger)
+        self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # steps exchange, not backward passes
 
-    def clip(self, max_norm: float) -> None:
+    def clip(self, max_norm: float) -> Tensor:
         """Bounds this worker's own gradient: there is no averaged one."""
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
 
     def settle(self) -> None:
         """A round out of turn where local steps were taken since the last: one model to look at."""
@@ -74,16 +87,42 @@ class AverageArchitecture:
             "saved_bytes": by_ring - sent,
         }
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
+        """Workers that end go along with a last round: one of them may be saving the mean."""
+        self._undo()
+        self._handle.remove()
+        if not failed:
+            self.settle()
         self._collective.close()
 
-    def _before_step(self, *_: Any) -> None:
+    def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
+        """Steps that are not counted would never be averaged."""
+        ours = (id(tensor) in self._ever for tensor in _tensors_of(optimizer))
+        if optimizer not in self._given and any(ours):
+            problem = "an optimizer that distribute was not given updates the model."
+            fix = "give it all of them: paceline.distribute(model, optimizer, another)."
+            raise SpecError("architecture average", problem, fix)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepped.update(map(id, _tensors_of(optimizer)))
+        if self._trained.update():
+            self._take_in()
         if self._steps == 0:
             self._outer.start()
+        self._is_agreed = False
+
+    def _take_in(self) -> None:
+        """Average what is trained now, too."""
+        if self._ever and (self._options.outer != "none" or self._sent is not None):
+            problem = "the script trains other parameters than in the first step."
+            fix = "leave out outer and overlap, or train them all from the start."
+            raise SpecError("architecture average", problem, fix)
+        self._ever |= {id(tensor): tensor for tensor in self._trained.tensors}
+        self._weights = flatten(self._ever.values())
+        self._outer = _Outer(self._options, self._weights)
 
     def _after_step(self, *_: Any) -> None:
         self._steps += 1
-        self._is_agreed = False
         if self._steps % self._options.every == 0:
             began = time.monotonic()
             self._exchange(in_turn=True)
@@ -99,13 +138,21 @@ class AverageArchitecture:
         self._correct()
         self._average([*self._buffers, *self._optimizer_state()])
         self._rounds += 1
+        self._tag = self._make_tag(in_turn)
         if self._options.overlap and in_turn:
             self._sent = [flat.pack().clone() for flat in self._weights]
+            self._collective.start(self._tag)
             self._start(self._weights)
             return
+        self._collective.start(self._tag)
         self._average(self._weights)
+        self._check_tag()
+        # Weights in use by a graph that is still to be differentiated (another optimizer's model)
+        # must stay untouched; an outer optimizer moves them all.
+        changed = self._stepped if self._options.outer == "none" else None
         for flat, target in zip(self._weights, self._outer.step(), strict=True):
-            flat.unpack(target)
+            flat.unpack(target, changed)
+        self._stepped.clear()
         self._is_agreed = True
 
     def _correct(self) -> None:
@@ -113,9 +160,26 @@ class AverageArchitecture:
         if self._sent is None:
             return
         self._finish(self._weights)
+        self._check_tag()
         for flat, target, sent in zip(self._weights, self._outer.step(), self._sent, strict=True):
             flat.add(target - sent)
         self._sent = None
+
+    def _make_tag(self, in_turn: bool) -> Tensor:
+        """Travels with the weights and shows whether all workers average for the same reason."""
+        facts = [float(in_turn), float(self._steps)]
+        self._expected = [fact * len(self._collective.members) for fact in facts]
+        return torch.tensor(facts, dtype=torch.float64, device=self._context.device)
+
+    def _check_tag(self) -> None:
+        if self._tag.tolist() != self._expected:
+            if ended := self._context.ended():
+                raise ended_early(ended, self._context.identity.name)
+            raise ExchangeError(
+                "the workers do not average at the same point: one asked for the mean "
+                "(state_dict, eval or settle) where another went on training. Call "
+                "paceline.settle() on every worker first; then one of them may save or evaluate."
+            )
 
     def _average(self, flats: Iterable[Flat]) -> None:
         """Replace the tensors by their mean over the workers; the buffers hold it too."""
@@ -143,9 +207,10 @@ class AverageArchitecture:
             return []
         tensors = [
             value
-            for group in self._optimizer.param_groups
+            for optimizer in self._trained.optimizers
+            for group in optimizer.param_groups
             for parameter in group["params"]
-            for value in self._optimizer.state[parameter].values()
+            for value in optimizer.state[parameter].values()
             if isinstance(value, Tensor) and value.ndim
         ]
         known = [tensor for flat in self._state for tensor in flat.tensors]
@@ -165,6 +230,25 @@ class AverageArchitecture:
             raise ExchangeError(f"{problem}; average without state=true, or use every parameter.")
 
 
+def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (tensor for group in optimizer.param_groups for tensor in group["params"])
+
+
+class Settling(torch.nn.Module):
+    """Mixed into the model: whoever looks at the weights as a whole sees the mean."""
+
+    _paceline_settle: Any
+
+    def train(self, mode: bool = True) -> Any:
+        if not mode and self.training:
+            type(self)._paceline_settle()
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        type(self)._paceline_settle()
+        return super().state_dict(*args, **named)
+
+
 class _Outer:
     """Where a round's mean leads: to itself, or as far as the outer optimizer goes."""
 
@@ -173,6 +257,7 @@ class _Outer:
         self._agreed: list[Tensor] = []
         self._optimizer: SGD | None = None
 
+    @torch.no_grad()
     def start(self) -> None:
         """The weights before the first step are agreed on."""
         if self._options.outer == "nesterov":

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import Store
-from torch.optim import Optimizer
 
+from paceline.architectures.trained import Trained
 from paceline.launch import Identity
 from paceline.telemetry import StepClock
 
@@ -23,7 +24,10 @@ class Context:
 
     identity: Identity
     store: Store | None
-    """Where members leave each other notes before they can talk; None when there is one member."""
+    """Where members leave each other notes before they can talk; None when there is one member.
+
+    Each call of `distribute` has a part of its own.
+    """
 
     clock: StepClock
     device: torch.device
@@ -36,6 +40,12 @@ class Context:
     weight: Callable[[], float] = lambda: 1.0
     """What this worker's gradients of the current step count, an equal part being 1."""
 
+    mean: Callable[[Tensor], Tensor] = lambda value: value
+    """The mean of a small value over the workers; all of them call it at the same point."""
+
+    ended: Callable[[], dict[str, int]] = dict
+    """Workers that have ended well, and after how many steps."""
+
     members_changed: Callable[[tuple[int, ...], tuple[int, ...]], None] = lambda members, lost: None
     """Called on every survivor, in the step that lost them: ranks that go on, and ranks lost.
 
@@ -44,24 +54,24 @@ class Context:
 
 
 class Architecture(Protocol):
-    """One worker's side. Made once per job, by the table in `architectures`."""
+    """One worker's side of one call of `distribute`. Made by the table in `architectures`."""
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        """Called once, before step 1, on every worker.
+    def distribute(self, trained: Trained) -> None:
+        """Called once, before the first step, on every worker.
 
-        After it every worker holds worker 0's weights and buffers; what is returned is used by the
-        script in place of its own model and optimizer, and keeps their `state_dict` keys.
+        After it every worker holds worker 0's numbers. The model and its optimizers stay the
+        script's own objects: whatever the script does with them goes on working, or is refused.
         """
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate; the first one outside exchanges the sum."""
+        """Backward passes inside only accumulate; the first one outside, or else the next
+        `optimizer.step()`, exchanges the sum."""
 
-    def clip(self, max_norm: float) -> None:
+    def clip(self, max_norm: float) -> Tensor:
         """Called between backward and `optimizer.step()`: bound the norm of the whole gradient.
 
-        After the step the weights are as if the averaged gradient had been clipped.
+        Returns the norm before. After the step the weights are as if the averaged gradient had
+        been clipped.
         """
 
     def settle(self) -> None:
@@ -74,8 +84,8 @@ class Architecture(Protocol):
     def counters(self) -> dict[str, object]:
         """What only this architecture can count, for the record."""
 
-    def close(self) -> None:
-        """Called once at the end, on every worker, also after a failure; returns within seconds."""
+    def close(self, *, failed: bool) -> None:
+        """Called once at the end, on every worker; after a failure it returns within seconds."""
 
 
 Serve = Callable[[Context], dict[str, object]]

@@ -1,19 +1,32 @@
-"""Gradients averaged over a `Collective` as backward makes them, for `ring` over MPI and `hybrid`.
+"""Gradients averaged over a `Collective` as backward makes them: `ring` and `hybrid`.
 
-(`ring` over gloo and NCCL leaves this to torch's own reducer.) Gradients lie end to end in buckets,
-the last layer's first, because that is the order in which they come; a full bucket leaves at once.
+Gradients lie end to end in buckets, the last layer's first, because that is the order in which they
+come; a full bucket leaves at once. After a backward pass every `grad` holds the mean over the
+workers, so that a script may do with it what it would do alone. What no backward pass brought
+(gradients of `no_sync`, or set by hand) is averaged when the optimizer is about to step.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.optim import Optimizer
 
+from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, place_like, start_equal
+from paceline.architectures.gradients import (
+    GradientTap,
+    StepArguments,
+    with_closure,
+    with_mean_loss,
+)
+from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that the exchange starts early."""
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 """(number of elements, type, device) -> a flat tensor for one bucket."""
@@ -23,88 +36,56 @@ class BucketedArchitecture:
     """One worker's side of any architecture that averages whole gradients in each step."""
 
     def __init__(
-        self, collective: Collective, *, bucket_bytes: int, allocate: Allocate | None = None
+        self,
+        collective: Collective,
+        context: Context,
+        *,
+        bucket_bytes: int,
+        allocate: Allocate | None = None,
     ) -> None:
-        self._collective, self._bucket_bytes = collective, bucket_bytes
-        self._allocate = allocate or _in_own_memory
-        self._buckets: GradientBuckets | None = None
+        self._collective, self._context = collective, context
+        self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
+        self._tap = GradientTap(self, context, averages=True)
+        self._buckets: list[_Bucket] = []
+        self._started = 0
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        start_equal(self._collective, model)
-        self._model = model
-        self._buckets = GradientBuckets(
-            [p for p in model.parameters() if p.requires_grad],
-            self._collective,
-            self._bucket_bytes,
-            self._allocate,
-        )
-        return model, optimizer
+    def distribute(self, trained: Trained) -> None:
+        self._trained = trained
+        start_equal(self._collective, trained.everything())
+        self._deal()
+        for optimizer in trained.optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        assert self._buckets is not None
-        return self._buckets.paused()
+        return self._tap.paused()
 
-    def clip(self, max_norm: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+    def clip(self, max_norm: float) -> Tensor:
+        self._exchange_rest()
+        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
 
     def settle(self) -> None:
         """Batch-norm statistics differ, as workers see different samples: worker 0's count."""
-        start_equal(self._collective, self._model, buffers_only=True)
+        start_equal(self._collective, list(self._trained.model.buffers()))
 
     def counters(self) -> dict[str, object]:
         return {}
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
+        self._tap.remove()
         self._collective.close()
 
+    # Called by the tap, inside backward.
 
-class GradientBuckets:
-    """The buckets of one model's gradients, and how far this backward pass has filled them."""
-
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        collective: Collective,
-        bucket_bytes: int,
-        allocate: Allocate,
-    ) -> None:
-        self._collective = collective
-        self._buckets = _deal(parameters, bucket_bytes, allocate)
-        self._slot_of = {slot.parameter: slot for bucket in self._buckets for slot in bucket.slots}
-        self._exchanging, self._under_way, self._started = True, False, 0
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Gradients made inside stay where they are."""
-        self._exchanging = False
-        try:
-            yield
-        finally:
-            self._exchanging = True
-
-    def _gradient_ready(self, parameter: Tensor) -> None:
-        if not self._exchanging:
-            return
-        if not self._under_way:
-            # Torch's own reducer finishes the same way: when backward() returns, all is averaged.
-            Variable._execution_engine.queue_callback(self._finish)
-            self._under_way = True
-        slot = self._slot_of[parameter]
+    def made(self, index: int) -> None:
+        slot = self._slots[index]
         slot.fill()
         slot.bucket.num_missing -= 1
         # In the same order on every worker, whatever the order of their gradients.
         while self._started < len(self._buckets) and not self._buckets[self._started].num_missing:
             self._start_next()
 
-    def _start_next(self) -> None:
-        self._collective.start(self._buckets[self._started].flat)
-        self._started += 1
-
-    def _finish(self) -> None:
+    def pass_over(self) -> None:
+        """Average the rest; after it every `grad` is the mean."""
         for bucket in self._buckets[self._started :]:
             for slot in bucket.slots:
                 slot.fill()  # not reached by this backward pass: accumulated before, or unused
@@ -113,39 +94,83 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.flat.div_(self._collective.weight)
             bucket.hand_out()
-        self._under_way, self._started = False, 0
+        self._started = 0
+
+    def _start_next(self) -> None:
+        self._collective.start(self._buckets[self._started].flat)
+        self._started += 1
+
+    # Around a step.
+
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> StepArguments | None:
+        changed = with_closure(self._averaged, arguments, named)
+        if changed is None:
+            self._exchange_rest()
+        return changed
+
+    def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        return with_mean_loss(closure, self._exchange_rest, self._context.mean)
+
+    @torch.no_grad()
+    def _exchange_rest(self) -> None:
+        """Average gradients that are not means yet; all workers find the same to be done."""
+        if self._trained.update():
+            for slot in self._slots:  # their place goes with its bucket
+                slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
+            self._deal()
+        if any(slot.is_fresh for slot in self._slots):
+            self.pass_over()
+
+    def _deal(self) -> None:
+        tensors = self._trained.tensors
+        self._buckets = _deal(tensors, self._bucket_bytes, self._allocate)
+        slots = {id(slot.tensor): slot for bucket in self._buckets for slot in bucket.slots}
+        self._slots = [slots[id(tensor)] for tensor in tensors]
+        self._tap.attach(tensors)
 
 
 class _Bucket:
     """Gradients of one type, and behind them a mark for each: how many workers have it."""
 
-    def __init__(self, parameters: list[Tensor], allocate: Allocate) -> None:
-        first = parameters[0]
-        num_elements = sum(p.numel() for p in parameters)
-        self.flat = allocate(num_elements + len(parameters), first.dtype, first.device)
+    def __init__(self, tensors: list[Tensor], allocate: Allocate) -> None:
+        first = tensors[0]
+        num_elements = sum(t.numel() for t in tensors)
+        self.flat = allocate(num_elements + len(tensors), first.dtype, first.device)
         self._marks = self.flat[num_elements:]
         self.slots, offset = [], 0
-        for number, parameter in enumerate(parameters):
-            place = place_like(self.flat[offset : offset + parameter.numel()], parameter)
-            self.slots.append(_Slot(self, parameter, place, self._marks[number : number + 1]))
-            offset += parameter.numel()
+        for number, tensor in enumerate(tensors):
+            place = place_like(self.flat[offset : offset + tensor.numel()], tensor)
+            self.slots.append(_Slot(self, tensor, place, self._marks[number : number + 1]))
+            offset += tensor.numel()
         self.num_missing = len(self.slots)
 
     def hand_out(self) -> None:
-        """Give each parameter its averaged gradient; None stays None where no worker has one."""
-        for slot, used in zip(self.slots, self._marks.tolist(), strict=True):
-            slot.parameter.grad = slot.place if used else None
+        """Give each tensor its averaged gradient; None stays None where no worker has one."""
+        lacking = [number for number, slot in enumerate(self.slots) if slot.tensor.grad is None]
+        marks = self._marks.tolist() if lacking else []  # on a GPU a look at them waits for it
+        unused = {number for number in lacking if not marks[number]}
+        for number, slot in enumerate(self.slots):
+            slot.tensor.grad = slot.given = None if number in unused else slot.place
         self.num_missing = len(self.slots)
 
 
 class _Slot:
-    """Where one parameter's gradient lies in its bucket."""
+    """Where one tensor's gradient lies in its bucket."""
 
-    def __init__(self, bucket: _Bucket, parameter: Tensor, place: Tensor, mark: Tensor) -> None:
-        self.bucket, self.parameter, self.place, self.mark = bucket, parameter, place, mark
+    def __init__(self, bucket: _Bucket, tensor: Tensor, place: Tensor, mark: Tensor) -> None:
+        self.bucket, self.tensor, self.place, self.mark = bucket, tensor, place, mark
+        self.given: Tensor | None = None
+        """The mean that was handed out last; any other gradient is this worker's own."""
+
+    @property
+    def is_fresh(self) -> bool:
+        gradient = self.tensor.grad
+        return gradient is not None and gradient is not self.given
 
     def fill(self) -> None:
-        gradient = self.parameter.grad
+        gradient = self.tensor.grad
         self.mark.fill_(0 if gradient is None else 1)
         if gradient is None:
             self.place.zero_()
@@ -156,20 +181,21 @@ class _Slot:
             self.place.copy_(gradient)
 
 
-def _deal(parameters: list[Tensor], bucket_bytes: int, allocate: Allocate) -> list[_Bucket]:
-    """Fill buckets of about `bucket_bytes`, one type each, from the last parameter to the first."""
+def _deal(tensors: list[Tensor], bucket_bytes: int, allocate: Allocate) -> list[_Bucket]:
+    """Fill buckets of about `bucket_bytes`, one type each, from the last tensor to the first."""
     buckets: list[_Bucket] = []
     filling: list[Tensor] = []
     size_bytes = 0
-    for parameter in reversed(parameters):
-        own_bytes = parameter.numel() * parameter.element_size()
-        full = size_bytes + own_bytes > bucket_bytes or (
-            filling and filling[0].dtype != parameter.dtype
+    for tensor in reversed(tensors):
+        own_bytes = tensor.numel() * tensor.element_size()
+        limit_bytes = bucket_bytes if buckets else min(bucket_bytes, FIRST_BUCKET_BYTES)
+        full = size_bytes + own_bytes > limit_bytes or (
+            filling and (filling[0].dtype, filling[0].device) != (tensor.dtype, tensor.device)
         )
         if filling and full:
             buckets.append(_Bucket(filling, allocate))
             filling, size_bytes = [], 0
-        filling.append(parameter)
+        filling.append(tensor)
         size_bytes += own_bytes
     return [*buckets, _Bucket(filling, allocate)]
 

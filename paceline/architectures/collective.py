@@ -4,7 +4,7 @@
 one flat tensor of one type: `Flat` packs many into one and out again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.architectures import group
 from paceline.architectures.base import Context
+from paceline.architectures.group import Group, Operation
 from paceline.errors import DeadlineError
 
 ROLL_CALL_SECONDS = 2.0
@@ -51,36 +52,33 @@ class TorchCollective:
     def __init__(
         self, context: Context, backend: str, members: Sequence[int] | None = None
     ) -> None:
-        """Every worker makes it; only the `members` (all when left out) use it afterwards."""
-        self.members = tuple(range(context.identity.workers) if members is None else members)
+        """Made by all `members` at once; by every worker when they are left out."""
+        self._group = Group(context, backend, members)
+        self.members = self._group.members
         self.weight = float(len(self.members))
         self._context = context
-        self._started: list[dist.Work] = []
+        self._started: list[Operation] = []
         self._rounds = 0
-        group.join(context, backend)
-        self._group = None if members is None else dist.new_group(list(members))
 
     def broadcast(self, flat: Tensor) -> None:
-        dist.broadcast(flat, self.members[0], group=self._group)
+        self._group.broadcast(flat)
 
     def start(self, flat: Tensor) -> None:
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        assert work is not None, "this worker is in the group"
-        self._started.append(work)
+        self._started.append(self._group.all_reduce(flat))
 
     def finish(self) -> None:
         started, self._started = self._started, []
         self._rounds += 1
         try:
-            for work in started:
-                work.wait()
+            for operation in started:
+                operation.wait()
         except RuntimeError as error:
             if "imeout" not in str(error) and "imed out" not in str(error):
                 raise
             raise missing_at(self._context, f"all-reduce {self._rounds}", self.members) from error
 
     def close(self) -> None:
-        group.leave()
+        """The group's threads and sockets end with the process."""
 
 
 def connect(context: Context, backend: str) -> Collective:
@@ -135,11 +133,15 @@ class Flat:
             place.copy_(tensor)
         return self.buffer
 
-    def unpack(self, values: Tensor | None = None) -> None:
-        """Overwrite the tensors by `values` (the buffer's own when left out)."""
+    def unpack(self, values: Tensor | None = None, only: Container[int] | None = None) -> None:
+        """Overwrite the tensors by `values` (the buffer's own when left out).
+
+        `only`: those with these ids.
+        """
         places = self._places if values is None else _places(values, self.tensors)
         for place, tensor in zip(places, self.tensors, strict=True):
-            tensor.copy_(place)
+            if only is None or id(tensor) in only:
+                tensor.copy_(place)
 
     def add(self, values: Tensor) -> None:
         """Add `values` to the tensors."""
@@ -156,18 +158,15 @@ def flatten(tensors: Iterable[Tensor]) -> list[Flat]:
     return [Flat(of_one_type) for of_one_type in by_type.values()]
 
 
-def start_equal(
-    collective: Collective, model: torch.nn.Module, *, buffers_only: bool = False
-) -> None:
-    """Give every worker worker 0's weights and buffers."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    parameters = () if buffers_only else model.parameters()
+def start_equal(collective: Collective, tensors: Iterable[Tensor]) -> None:
+    """Give every worker worker 0's values of these tensors."""
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     with torch.no_grad():
-        for tensor in (*parameters, *model.buffers()):
+        for tensor in tensors:
             if tensor.numel():
-                by_type.setdefault(tensor.dtype, []).append(tensor)
-        for of_one_type in by_type.values():
-            flat = Flat(of_one_type)
+                by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for of_one_kind in by_kind.values():
+            flat = Flat(of_one_kind)
             collective.broadcast(flat.pack())
             flat.unpack()
 

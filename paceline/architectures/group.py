@@ -1,58 +1,109 @@
-"""The torch.distributed group of the workers: made once, by whichever architecture needs one."""
+"""A torch process group of the workers that is Paceline's own.
+
+Not torch's default group: a script may call `init_process_group` itself, before or after us.
+"""
 
 import ctypes
 import os
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib.util import find_spec
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from paceline.architectures.base import Context
-from paceline.errors import MissingError, SpecError
+from paceline.errors import ExchangeError, MissingError, SpecError
 
 
-def join(context: Context, backend: str) -> None:
-    """Join the workers' group over `backend`; returns when every worker has.
+class Group:
+    """The `members` (all workers when left out) over gloo or NCCL; made by each of them at once."""
 
-    gloo would otherwise choose an interface by resolving the host name, which on many machines
-    answers with an address nobody can reach.
-    """
-    if dist.is_initialized():
-        return
-    identity = context.identity
-    if backend == "nccl" and not dist.is_nccl_available():
-        raise MissingError(
-            "this torch has no NCCL.", "write backend=gloo, or install a CUDA build."
-        )
-    interface = interface_of(identity.address)
-    if backend == "gloo" and interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    alone = HashStore() if context.store is None else context.store
-    dist.init_process_group(
-        backend,
-        store=PrefixStore("group", alone),
-        rank=identity.rank,
-        world_size=identity.workers,
-        timeout=timedelta(seconds=context.deadline_seconds),
+    def __init__(
+        self, context: Context, backend: str, members: Sequence[int] | None = None
+    ) -> None:
+        identity = context.identity
+        self.members = tuple(range(identity.workers) if members is None else members)
+        self.rank = self.members.index(identity.rank)
+        self._context = context
+        store: Store = HashStore() if context.store is None else context.store
+        store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
+        make = _nccl if backend == "nccl" else _gloo
+        self._group = make(context, store, self.rank, len(self.members))
+        # Freeing a gloo group joins its threads with the interpreter lock held, and such a thread
+        # may be waiting for that very lock to drop its last finished work: seen as a hang in one of
+        # ten jobs. An extra reference keeps it until the process ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def all_reduce(self, flat: Tensor) -> "Operation":
+        return Operation(self, self._group.allreduce([flat]))
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Overwrite `flat` with that of the first member."""
+        self._wait(self._group.broadcast(flat, 0))
+
+    def send(self, flat: Tensor, to: int, tag: int) -> "Operation":
+        return Operation(self, self._group.send([flat], to, tag))
+
+    def receive(self, flat: Tensor, source: int, tag: int) -> "Operation":
+        return Operation(self, self._group.recv([flat], source, tag))
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            ended = self._context.ended()
+            if not ended:
+                raise
+            raise ended_early(ended, self._context.identity.name) from error
+
+
+class Operation:
+    """Something under way in a group."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group, self._work = group, work
+
+    def wait(self) -> None:
+        self._group._wait(self._work)
+
+
+def ended_early(ended: dict[str, int], waiting: str) -> ExchangeError:
+    """The error of a worker that waits for others which have ended well, but too early."""
+    names = ", ".join(f"{name} ended after {steps} steps" for name, steps in sorted(ended.items()))
+    return ExchangeError(
+        f"{names}, and {waiting} goes on: every worker must take the same number of steps. "
+        "Take batches from paceline.shard(loader), and skip or stop on all workers alike."
     )
 
 
-def leave() -> None:
-    """Leave the group. Its threads and sockets end with the process.
+def _gloo(context: Context, store: Store, rank: int, size: int) -> Any:
+    # gloo would otherwise choose an interface by resolving the host name, which on many machines
+    # answers with an address nobody can reach.
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    interface = interface or interface_of(context.identity.address) or ""
+    device = kind.create_device(interface=interface) if interface else kind.create_default_device()
+    options._devices, options._threads = [device], 2
+    options._timeout = timedelta(seconds=context.deadline_seconds)
+    return kind(store, rank, size, options)
 
-    Freeing a gloo group joins its threads with the interpreter lock held, and such a thread may be
-    waiting for that very lock to drop its last finished work: seen as a hang in one of ten jobs. An
-    extra reference keeps every group from being freed before the process ends.
-    """
-    if not dist.is_initialized():
-        return
-    for one in dist.distributed_c10d._world.pg_map:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
-    dist.destroy_process_group()
+
+def _nccl(context: Context, store: Store, rank: int, size: int) -> Any:
+    if not dist.is_nccl_available():
+        raise MissingError(
+            "this torch has no NCCL.", "write backend=gloo, or install a CUDA build."
+        )
+    kind: Any = dist.ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = timedelta(seconds=context.deadline_seconds)
+    return kind(store, rank, size, options)
 
 
 def interface_of(address: str) -> str | None:

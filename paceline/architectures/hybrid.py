@@ -9,24 +9,24 @@ bucket also does what has become possible meanwhile.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim import Optimizer
 
 from paceline import spec
-from paceline.architectures import group
 from paceline.architectures.base import Context
 from paceline.architectures.buckets import BucketedArchitecture
 from paceline.architectures.collective import TorchCollective
-from paceline.architectures.server import ServerArchitecture
+from paceline.architectures.group import ended_early
 from paceline.architectures.server import serve as serve_leaders
 from paceline.architectures.server.meeting import Meeting
+from paceline.architectures.server.opening import Exchange
+from paceline.architectures.server.plan import Exchanged
 from paceline.errors import DeadlineError, SpecError
 from paceline.launch import Identity
 from paceline.wire import Segment, Ticket
@@ -35,6 +35,8 @@ BUCKET_BYTES = 4 << 20
 """Small enough that summing starts early in backward, large enough that flags cost nothing."""
 
 SPIN_SECONDS, POLL_SECONDS = 0.2e-3, 50e-6
+LOOK_SECONDS = 0.5
+"""How often a worker that waits looks whether another has ended."""
 
 Flags = NDArray[np.int64]
 """In shared memory: each says for which step (from 1) something was last done."""
@@ -48,14 +50,14 @@ class HybridArchitecture(BucketedArchitecture):
             problem = f"gradients are on {context.device.type}, and a host's memory sums them."
             raise SpecError("architecture hybrid", problem, "use ring: NCCL knows hosts itself.")
         self._sums = HostCollective(options, context)
-        super().__init__(self._sums, bucket_bytes=BUCKET_BYTES, allocate=self._sums.allocate_bucket)
+        allocate = self._sums.allocate_bucket
+        super().__init__(self._sums, context, bucket_bytes=BUCKET_BYTES, allocate=allocate)
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        distributed = super().distribute(model, optimizer)
+    def _deal(self) -> None:
+        """Buckets lie in memory that the host shares: made, then found by the others."""
+        self._sums.forget()
+        super()._deal()
         self._sums.connect()
-        return distributed
 
     def counters(self) -> dict[str, object]:
         return self._sums.counters()
@@ -92,7 +94,7 @@ class HostCollective:
         self._place = self._mates.index(identity.rank)
         self.members = tuple(range(identity.workers))
         self.weight = float(identity.workers)
-        group.join(context, "gloo")  # for the first weights, and samples that worker 0 sends
+        self._everyone = TorchCollective(context, "gloo")  # for the first weights
         self._between = self._join_leaders(options)
         self._own: list[Segment] = []
         self._sizes: list[tuple[int, torch.dtype]] = []
@@ -103,6 +105,8 @@ class HostCollective:
         self._summed: Flags = np.zeros(0, dtype=np.int64)
         self._done: Flags = np.zeros(1, dtype=np.int64)
         self._step = self._num_started = self._num_summed = self._num_sent = 0
+        self._deals = 0
+        self._looked_after = 0.0
 
     @property
     def _leads(self) -> bool:
@@ -115,17 +119,23 @@ class HostCollective:
         self._sizes.append((elements, dtype))
         return _view(segment, elements, dtype)
 
+    def forget(self) -> None:
+        """Other buckets will take the place of these."""
+        self._close_memory()
+        self._step = 0
+        self._deals += 1
+
     def connect(self) -> None:
         """Called when every bucket has its memory: find the others'."""
         rank, num_buckets = self._context.identity.rank, len(self._sizes)
-        self._meeting.leave(f"hybrid/buckets/{rank}", [s.ticket for s in self._own])
+        self._meeting.leave(f"{self._prefix}/buckets/{rank}", [s.ticket for s in self._own])
         if self._leads:
             sums = [Segment.create(count * kind.itemsize) for count, kind in self._sizes]
             board = Segment.create(8 * (2 * len(self._mates) * num_buckets + 1))
             self._attached += [*sums, board]
-            self._meeting.leave(f"hybrid/sums/{rank}", [s.ticket for s in (*sums, board)])
+            self._meeting.leave(f"{self._prefix}/sums/{rank}", [s.ticket for s in (*sums, board)])
         else:
-            *sums, board = self._attach(f"hybrid/sums/{self._mates[0]}", self._mates[0])
+            *sums, board = self._attach(f"{self._prefix}/sums/{self._mates[0]}", self._mates[0])
         self._sums = self._views(sums)
         flags = np.frombuffer(board.memory, dtype=np.int64)
         half = len(self._mates) * num_buckets
@@ -133,15 +143,22 @@ class HostCollective:
         self._summed = flags[half : 2 * half].reshape(num_buckets, len(self._mates))
         self._done = flags[2 * half : 2 * half + 1]
         self._gradients = [
-            self._views(self._own if mate == rank else self._attach(f"hybrid/buckets/{mate}", mate))
+            self._views(
+                self._own if mate == rank else self._attach(f"{self._prefix}/buckets/{mate}", mate)
+            )
             for mate in self._mates
         ]
-        dist.barrier()  # everyone has attached: the tickets end
+        self._everyone.start(torch.zeros(1))
+        self._everyone.finish()  # everyone has attached: the tickets end
         for segment in (*self._own, *self._attached):
             segment.withdraw()
 
+    @property
+    def _prefix(self) -> str:
+        return f"hybrid/{self._deals}"
+
     def broadcast(self, flat: Tensor) -> None:
-        dist.broadcast(flat, 0)
+        self._everyone.broadcast(flat)
 
     def start(self, flat: Tensor) -> None:
         """The next bucket of this step is full; `flat` is the memory `allocate_bucket` gave."""
@@ -150,7 +167,7 @@ class HostCollective:
         self._advance()
 
     def finish(self) -> None:
-        began = time.monotonic()
+        began, self._looked_after = time.monotonic(), 0.0
         while not self._advance():
             self._wait(began)
         if self._leads:
@@ -183,12 +200,15 @@ class HostCollective:
     def close(self) -> None:
         if self._between is not None:
             self._between.close()
-        group.leave()
+        self._close_memory()
+
+    def _close_memory(self) -> None:
         self._sums, self._gradients = [], []
         self._arrived = self._summed = self._arrived[:0].copy()  # flags are views of the memory too
         self._done = self._done.copy()
         for segment in (*self._own, *self._attached):
             segment.close()
+        self._own, self._attached, self._sizes = [], [], []
 
     def _advance(self) -> bool:
         """Do what can be done now, bucket by bucket; True when nothing of this step is left."""
@@ -221,6 +241,10 @@ class HostCollective:
         waited_seconds = time.monotonic() - began
         if waited_seconds > self._context.deadline_seconds:
             raise self._late()
+        if waited_seconds > self._looked_after + LOOK_SECONDS:
+            self._looked_after = waited_seconds
+            if ended := self._context.ended():
+                raise ended_early(ended, self._context.identity.name)
         time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
 
     def _late(self) -> DeadlineError:
@@ -239,8 +263,7 @@ class HostCollective:
             return None
         if options.between == "ring":
             leaders = [mates[0] for mates in self._hosts]
-            joined = TorchCollective(self._context, "gloo", leaders)
-            return joined if self._leads else None
+            return TorchCollective(self._context, "gloo", leaders) if self._leads else None
         if not self._leads:
             return None
         among = _among_leaders(self._context, self._hosts)
@@ -257,32 +280,47 @@ class HostCollective:
 
 
 class ServedSums:
-    """Sums over the leaders by servers: to them a leader is a worker whose model is its buckets."""
+    """Sums over the leaders by servers: to them a leader is a worker."""
 
     def __init__(self, options: spec.Server, context: Context) -> None:
-        self._architecture = ServerArchitecture(options, context)
+        self._options, self._context = options, context
         self._num_leaders = context.identity.workers
         self._flats: list[Tensor] = []
-        self._stand_ins: torch.nn.ParameterList | None = None
+        self._exchange: Exchange | None = None
+        self._generation = 0
 
     def start(self, flat: Tensor) -> None:
         self._flats.append(flat)
 
     def finish(self) -> None:
         flats, self._flats = self._flats, []
-        if self._stand_ins is None:
-            self._stand_ins = torch.nn.ParameterList([torch.zeros_like(flat) for flat in flats])
-            optimizer = torch.optim.SGD(self._stand_ins.parameters(), lr=0.0)
-            self._architecture.distribute(self._stand_ins, optimizer)
-        stand_ins = list(self._stand_ins)
-        torch.autograd.backward(stand_ins, [flat.clone() for flat in flats])
-        for stand_in, flat in zip(stand_ins, flats, strict=True):
-            assert stand_in.grad is not None
-            torch.mul(stand_in.grad, self._num_leaders, out=flat)
-            stand_in.grad = None
+        exchange = self._opened_for(flats)
+        for index, flat in enumerate(flats):
+            exchange.cutter.take(index, flat, mean=True)
+        for flat, mean in zip(flats, exchange.means(copied=False)[1], strict=True):
+            assert mean is not None
+            torch.mul(mean, self._num_leaders, out=flat)
 
     def close(self) -> None:
-        self._architecture.close()
+        if self._exchange is not None:
+            self._exchange.close(failed=False)
+
+    def _opened_for(self, flats: list[Tensor]) -> Exchange:
+        sizes = [flat.shape for flat in flats]
+        if self._exchange is not None:
+            if [tensor.shape for tensor in self._exchange.exchanged.tensors] == sizes:
+                return self._exchange
+            self._exchange.close(failed=False, again=True)
+            self._generation += 1
+        exchanged = Exchanged(
+            names=[f"bucket{number}" for number in range(len(flats))],
+            tensors=[torch.zeros_like(flat) for flat in flats],
+            groups=[0] * len(flats),
+            optimizer="",
+            settings=[],
+        )
+        self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
+        return self._exchange
 
 
 def _members_by_host(meeting: Meeting, identity: Identity) -> list[list[int]]:
@@ -303,14 +341,7 @@ def _among_leaders(context: Context, hosts: Sequence[Sequence[int]]) -> Context:
     reduced = msgspec.structs.replace(
         identity, index=index, workers=len(hosts), local_index=0, local_members=1
     )
-    return Context(
-        identity=reduced,
-        store=context.store,
-        clock=context.clock,
-        device=context.device,
-        note=context.note,
-        deadline_seconds=context.deadline_seconds,
-    )
+    return replace(context, identity=reduced)
 
 
 def _server_options(context: Context) -> spec.Server:

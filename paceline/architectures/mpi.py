@@ -15,31 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline import spec
-from paceline.architectures import group
 from paceline.architectures.base import Context
-from paceline.architectures.buckets import BucketedArchitecture
 from paceline.architectures.collective import missing_at
 from paceline.errors import MissingError, SpecError
 
 ULFM = "OMPI_MCA_mpi_ft_enable"
 """Set by `mpirun --with-ft ulfm`."""
 
-BUCKET_BYTES = 25 << 20
-"""Where the user leaves it to us: as large as torch's."""
-
 SPIN_SECONDS, POLL_SECONDS = 0.5e-3, 50e-6
 """Nobody late: answer at once. Somebody late: leave the core to whoever has work to do."""
 
 SUMMABLE = (torch.float32, torch.float64)
 """Types that MPI and numpy know too."""
-
-
-class MpiRingArchitecture(BucketedArchitecture):
-    """`ring:backend=mpi`."""
-
-    def __init__(self, options: spec.Ring, context: Context) -> None:
-        super().__init__(MpiCollective(context), bucket_bytes=options.bucket_bytes or BUCKET_BYTES)
 
 
 class MpiCollective:
@@ -94,7 +81,6 @@ class MpiCollective:
 
     def close(self) -> None:
         """Finalize waits for all; a rank that fails exits without, and mpirun ends the rest."""
-        group.leave()  # worker 0 may have sent samples over gloo
         failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
         if self._finalizes and not failing:
             self._mpi.Finalize()

@@ -28,13 +28,13 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
 )
-from torch.optim import Optimizer
 
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Flat
 from paceline.architectures.group import interface_of
 from paceline.architectures.partition import UnitCost, cut, in_flight
+from paceline.architectures.trained import Trained
 from paceline.data.sampling import part_of
 from paceline.errors import DeadlineError, SpecError
 from paceline.models.deferred import Deferred, NotRepeatable, build_deferred, build_whole
@@ -162,18 +162,20 @@ class PipelineModel(nn.Module):
         """Which of its pipeline's samples this worker answers for in the record."""
         return part_of(self.place, [1.0] * self._places.length)
 
-    def clip(self, max_norm: float) -> None:
-        """Bound the norm of the whole gradient, of which each worker has a part."""
+    def clip(self, max_norm: float) -> Tensor:
+        """Bound the norm of the whole gradient, of which each worker has a part; returns it."""
         ties = self._groups.ties  # a weight on several stages is counted by the first that has it
         counted = [p for n, p in self._weights.items() if n not in ties or ties[n][1] == self.place]
         norms = [p.grad.norm() for p in counted if p.grad is not None]
         squared = torch.stack(norms).square().sum() if norms else torch.zeros(())
         squared = squared.to(self._home)
         dist.all_reduce(squared, group=self._groups.pipe)
-        scale = float((max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0))
+        norm = squared.sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(scale)
+                parameter.grad.mul_(scale.to(parameter.device))
+        return norm
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -206,25 +208,24 @@ class PipelineArchitecture:
         self._context = context
         self._model: PipelineModel | None = None
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
+    def distribute(self, trained: Trained) -> None:
+        model = trained.model
         if not isinstance(model, PipelineModel):
             problem = "a script that calls its model and backward itself cannot be a pipeline."
             fix = "train it with `paceline train --model module:function`, or choose ring."
             raise SpecError(WHERE, problem, fix)
         self._model, clock = model, self._context.clock
         model.clock = clock
-        optimizer.register_step_pre_hook(lambda *_: clock.ready())
+        for optimizer in trained.optimizers:
+            optimizer.register_step_pre_hook(lambda *_: clock.ready())
         self._context.note(f"stages begin at {', '.join(model.cuts)}.")
-        return model, optimizer
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # a step is whole: micro-batches accumulate inside it
 
-    def clip(self, max_norm: float) -> None:
+    def clip(self, max_norm: float) -> Tensor:
         assert self._model is not None
-        self._model.clip(max_norm)
+        return self._model.clip(max_norm)
 
     def settle(self) -> None:
         if self._model is not None:
@@ -236,7 +237,7 @@ class PipelineArchitecture:
         sizes = [p.numel() * p.element_size() for p in self._model.parameters()]
         return {"place": self._model.place, "parameter_bytes": sum(sizes)}
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         if dist.is_initialized():
             for one in dist.distributed_c10d._world.pg_map:  # decision 0004
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from paceline import spec
 from paceline.architectures.base import Context
+from paceline.architectures.trained import Trained
 from paceline.data.sampling import split
 from paceline.errors import SpecError
 
@@ -48,24 +48,21 @@ class ReplicatedArchitecture:
         self._replicas: list[_Replica] = []
         self._built_from: list[tuple[int, int, bool]] = []
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
+    def distribute(self, trained: Trained) -> None:
+        model = trained.model
         if "forward" in vars(model) or model._compiled_call_impl is not None:
             problem = "the model is compiled, and replicas of compiled code cannot be made."
             raise SpecError(WHERE, problem, "leave compile out, or use ring.")
-        self._model = model
+        self._trained, self._model = trained, model
         self._build()
         devices = ", ".join(str(device) for device in self._devices)
         self._context.note(f"{len(self._devices)} replicas in one process on {devices}.")
-        return model, optimizer
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # gradients never leave the process
 
-    def clip(self, max_norm: float) -> None:
-        assert self._model is not None
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+    def clip(self, max_norm: float) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
 
     def settle(self) -> None:
         pass
@@ -73,7 +70,7 @@ class ReplicatedArchitecture:
     def counters(self) -> dict[str, object]:
         return {"replicas": len(self._devices)}
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         if self._model is not None and "forward" in vars(self._model):
             del self._model.forward
         self._pool.shutdown()

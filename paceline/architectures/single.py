@@ -3,30 +3,28 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.base import Context
+from paceline.architectures.trained import Trained
 
 
 class SingleArchitecture:
     """Nobody to agree with."""
 
     def __init__(self, options: spec.Single, context: Context) -> None:
-        self._model: torch.nn.Module | None = None
+        self._trained: Trained | None = None
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        self._model = model
-        return model, optimizer
+    def distribute(self, trained: Trained) -> None:
+        self._trained = trained
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def clip(self, max_norm: float) -> None:
-        assert self._model is not None
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+    def clip(self, max_norm: float) -> Tensor:
+        assert self._trained is not None
+        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
 
     def settle(self) -> None:
         pass
@@ -34,5 +32,5 @@ class SingleArchitecture:
     def counters(self) -> dict[str, object]:
         return {}
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         pass

@@ -110,7 +110,7 @@ def run(
     folder: ComparisonFolder,
     *,
     pythons: Mapping[str, str] | None = None,
-    output: Output = lambda name, line: None,
+    output: Output = lambda member, stream, content: None,
     watch: Watch = lambda state: None,
 ) -> Table:
     """Run what is not done yet; a failed cell is a row with its reason, and the rest goes on.

@@ -30,8 +30,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self.peer or spec.format_architecture(self.experiment.architecture)
 
     @property
-    def global_batch(self) -> int:
+    def global_batch(self) -> int | None:
+        """Samples per step over all workers; None where only a script knows."""
         experiment = self.experiment
+        if experiment.workload.script is not None:
+            return None
         return experiment.workload.global_batch_for(experiment.cluster.workers)
 
     @property
@@ -68,7 +71,7 @@ def schedule(cells: list[Cell], repeats: int) -> Iterator[tuple[int, Cell]]:
 
 def single_like(cell: Cell) -> Cell:
     """The cell that trains the same global batch on one worker, here."""
-    alone = _alone(cell.experiment, cell.global_batch, engine="here", link="", container="")
+    alone = _alone(cell.experiment, cell.global_batch or 0, engine="here", link="", container="")
     return msgspec.structs.replace(_cell(alone), reference=True)
 
 
@@ -132,10 +135,8 @@ def _ours(
 ) -> Iterator[Cell]:
     if isinstance(architecture, spec.Single):
         return  # there already, as the baseline
-    takes_servers = isinstance(architecture, spec.Server) and architecture.placement != "colocated"
-    takes_servers |= isinstance(architecture, spec.Hybrid) and architecture.between == "server"
     asked = axes.servers or (experiment.cluster.servers or 1,)
-    for servers in asked if takes_servers else (0,):
+    for servers in asked if architecture.takes_servers else (0,):
         yield _cell(
             spec.replace(experiment, architecture=architecture, workers=workers, servers=servers)
         )
@@ -164,10 +165,9 @@ def _with_threads(comparison: spec.Comparison) -> spec.Experiment:
 def _cell(experiment: spec.Experiment, peer: str = "") -> Cell:
     workload, cluster = experiment.workload, experiment.cluster
     total = f"g{workload.global_batch}" if workload.global_batch else f"b{workload.batch or 32}"
+    script = workload.script
     parts = [
-        workload.model,
-        workload.data,
-        total,
+        *((workload.model, workload.data, total) if script is None else (str(script),)),
         peer or spec.format_architecture(experiment.architecture),
         f"w{cluster.workers}",
         f"s{experiment.num_servers}" if experiment.num_servers else "",

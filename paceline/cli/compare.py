@@ -41,7 +41,7 @@ def command(
     workers: Annotated[str | None, typer.Option(help="Numbers of workers: 1,2,4.")] = None,
     servers: Annotated[str | None, typer.Option(help="Numbers of dedicated servers: 1,2.")] = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
-    on: Annotated[str | None, typer.Option("--on", help="Engines: here,tunnel,predict.")] = None,
+    on: Annotated[str | None, typer.Option("--on", help="Engines: here,tunnel.")] = None,
     link: Annotated[str | None, typer.Option(help="Networks: '1gbit 10gbit'.")] = None,
     device: Annotated[str | None, typer.Option(help="Devices: k80,p100.")] = None,
     container: Annotated[str | None, typer.Option(help="Containers: 'bare podman:IMAGE'.")] = None,
@@ -97,7 +97,7 @@ def command(
     comparison = spec.vary(base, fields, axes)
     comparing.check(comparison)
     if dry_run:
-        console.out.print(spec.comparison_to_toml(comparison), markup=False)
+        console.print_question(comparison, json=json)
         return
     if file is None and not (architectures or peers):
         fix = "name --architectures or --peers, or a file with a [compare] table."

@@ -14,11 +14,12 @@ from paceline import engines, report, spec
 from paceline.bench import compare, grid
 from paceline.bench.table import Row, Table
 from paceline.cli import console, training
+from paceline.cli.streams import MemberStreams
 from paceline.errors import SpecError, suggest
-from paceline.explain import verdict
-from paceline.record import PHASES, RunFolder
+from paceline.record import PHASES
 from paceline.report import columns
 from paceline.report.rows import labels
+from paceline.report.verdicts import explained, with_verdict
 from paceline.units import format_seconds
 
 Text = Callable[[Row], str]
@@ -81,27 +82,15 @@ def run(
     page: bool = True,
 ) -> Table:
     """Run what is left of a comparison, print its table, say what limited the fastest run."""
-    output = console.print_member_line if verbose else _silent
+    output = MemberStreams(stdout=False, plain="") if verbose else _silent
     with progress(folder.comparison().name) as watch:
         table = compare.run(folder, pythons=pythons, output=output, watch=watch)
-    table.verdict = f"{table.verdict} {limited(table)}".strip()
+    table = with_verdict(table, explained(table))
     folder.write(table)
     show(table, folder.path, json=json)
     if page:
         show_page(folder, table)
     return table
-
-
-def limited(table: Table) -> str:
-    """What limited the fastest run on the most workers, in a sentence; our own runs only."""
-    ours = [row for row in table.rows if row.samples_per_second and not row.peer]
-    many = [row for row in ours if row.workers == max(r.workers for r in ours)]
-    if not many or many[0].workers == 1:
-        return ""
-    best = max(many, key=lambda row: row.samples_per_second.median if row.samples_per_second else 0)
-    return (
-        f"{best.architecture} on {best.workers} workers: {verdict(RunFolder(Path(best.runs[0])))}"
-    )
 
 
 def show_page(folder: compare.ComparisonFolder, table: Table) -> None:
@@ -111,7 +100,7 @@ def show_page(folder: compare.ComparisonFolder, table: Table) -> None:
     console.err.print(f"page: {index}")
 
 
-def _silent(name: str, line: str) -> None:
+def _silent(member: str, stream: str, content: bytes) -> None:
     """Members of a grid print the same lines over and over; a failure shows its last ones."""
 
 

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from paceline import spec
+
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 
@@ -25,6 +28,19 @@ out = Console(highlight=False)
 def print_json(value: object) -> None:
     """One JSON object on stdout."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_question(question: spec.Experiment | spec.Comparison, *, json: bool) -> None:
+    """What `--dry-run` prints: a file that can be read back, or the same as JSON; never folded."""
+    if isinstance(question, spec.Comparison):
+        text = spec.comparison_to_toml(question)
+    else:
+        text = spec.to_toml(question)
+    if json:
+        print_json(tomllib.loads(text))
+        return
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -37,14 +53,38 @@ def new_run_path(name: str, asked: Path | None) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-def print_member_line(name: str, line: str) -> None:
-    """A line that a member printed, behind its name."""
-    err.print(f"[dim]{name} |[/dim] ", end="")
-    err.print(line, markup=False)
+class Steps:
+    """Told how many steps are done; shows nothing."""
+
+    def __call__(self, steps: int) -> None:
+        pass
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Out of the way while somebody else writes to the terminal."""
+        return nullcontext()
+
+
+class _Bar(Steps):
+    """A bar with the time left."""
+
+    def __init__(self, progress: Progress, label: str, num_steps: int | None) -> None:
+        self._progress = progress
+        self._task = progress.add_task(label, total=num_steps)
+
+    def __call__(self, steps: int) -> None:
+        self._progress.update(self._task, completed=steps)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
 
 
 @contextmanager
-def step_progress(label: str, num_steps: int | None) -> Iterator[Callable[[int], None]]:
+def step_progress(label: str, num_steps: int | None) -> Iterator[Steps]:
     """A bar of steps with the time left; plain lines now and then where stderr is no terminal."""
     if not err.is_terminal:
         yield _Lines(label, num_steps)
@@ -59,11 +99,10 @@ def step_progress(label: str, num_steps: int | None) -> Iterator[Callable[[int],
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task(label, total=num_steps)
-        yield lambda steps: progress.update(task, completed=steps)
+        yield _Bar(progress, label, num_steps)
 
 
-class _Lines:
+class _Lines(Steps):
     """Progress for a log file: a line every ten seconds."""
 
     def __init__(self, label: str, num_steps: int | None) -> None:

@@ -1,14 +1,17 @@
 """`paceline`: the table of verbs, and the one place where errors become messages."""
 
+import functools
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 import typer
 
 from paceline import __version__
-from paceline.errors import PacelineError
+from paceline.errors import Interrupted, PacelineError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """Typer carries its own copy of click, whose exceptions are not click's."""
@@ -21,6 +24,8 @@ VERBS = (
     "explain",
     "report",
     "watch",
+    "predict",
+    "advise",
     "reproduce",
     "net",
     "profile",
@@ -34,7 +39,7 @@ app = typer.Typer(
     name="paceline",
     help="One training script, every classic distributed architecture, "
     "and the reason it scales or doesn't.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,8 +52,9 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False,
         "--version",
@@ -58,15 +64,34 @@ def _root(
     ),
 ) -> None:
     """Only the options before a verb; verbs are the files beside this one."""
+    if context.invoked_subcommand is None:  # asking for nothing is asking for help
+        typer.echo(context.get_help())
+
+
+class _EndedError(Exception):
+    """Carries past Typer what it would turn into an exit status without a word."""
+
+
+def _told(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, whose interruption is ours to tell."""
+
+    @functools.wraps(command)
+    def call(*arguments: Any, **named: Any) -> None:
+        try:
+            command(*arguments, **named)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _EndedError from error
+
+    return call
 
 
 for _verb in VERBS:
     _module = import_module(f"paceline.cli.{_verb}")
-    app.command(_verb, **getattr(_module, "SETTINGS", {}))(_module.command)
+    app.command(_verb, **getattr(_module, "SETTINGS", {}))(_told(_module.command))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run the command and exit: 0 done, 1 failed, 2 bad input, 130 interrupted; or as a script."""
     try:
         status = app(args=arguments, standalone_mode=False)
     except PacelineError as error:
@@ -75,9 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "paceline"
         fail(f"{error.format_message()}\n  fix: see `{command} --help`.", 2)
-    except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted; every member was ended.", 130)
+    except (_EndedError, KeyboardInterrupt, typer.Abort) as error:
+        sys.exit(_say_why(error.__cause__))
     sys.exit(status or 0)
+
+
+def _say_why(asked: BaseException | None) -> int:
+    """Say in a line that somebody ended the command; returns the exit status."""
+    if isinstance(asked, BrokenPipeError):
+        # Nobody reads any more, and the interpreter must not try once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    interrupted = asked if isinstance(asked, Interrupted) else Interrupted(signal.SIGINT)
+    typer.secho(str(interrupted), err=True)
+    return interrupted.exit_status
 
 
 def fail(message: str, status: int) -> None:

@@ -26,7 +26,6 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run a paper's experiment and redraw its figure from our own measurements."""
-    from paceline import spec
     from paceline.bench import papers
     from paceline.cli import console, reproducing
     from paceline.errors import SpecError
@@ -39,7 +38,7 @@ def command(
     chosen = [_sized(preset, quick, data_dir) for preset in papers.find(names)]
     if dry_run:
         for comparison in chosen:
-            console.out.print(spec.comparison_to_toml(comparison), markup=False)
+            console.print_question(comparison, json=json)
         return
     for comparison in chosen:
         path = console.new_run_path(comparison.name, out / comparison.name if out else None)

@@ -2,22 +2,37 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import flags
 
+if TYPE_CHECKING:
+    from paceline import spec
+
 SETTINGS = {
     "context_settings": {"allow_interspersed_args": False, "ignore_unknown_options": False},
-    "epilog": "Example: paceline run -n 2 --architecture ring examples/train_paceline.py",
+    "epilog": "Examples: paceline run -n 2 --architecture ring examples/train_paceline.py; "
+    "paceline run -n 2 -m package.module --its-own-option",
 }
 
 
 def command(
-    script: Annotated[Path, typer.Argument(help="A Python script that calls paceline.init().")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Passed to the script.")] = None,
-    workers: Annotated[int, typer.Option("-n", "--workers", help="Workers.")] = 1,
+    script: Annotated[
+        str,
+        typer.Argument(
+            help="A Python script that calls paceline.init(), or with -m a module; "
+            "or the experiment.toml of such a run."
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed to the script, whatever they look like.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="As in `python -m`: SCRIPT is a module.")] = (
+        False
+    ),
+    workers: Annotated[int | None, typer.Option("-n", "--workers", help="Workers.")] = None,
     servers: flags.Servers = None,
     architecture: flags.Architecture = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
@@ -32,14 +47,9 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run SCRIPT as every worker of a job; the architecture is chosen here, not in the script."""
-    from paceline import spec
     from paceline.cli import console, training
-    from paceline.errors import SpecError
 
-    if not script.is_file():
-        raise SpecError("SCRIPT", f"there is no file {script}.", "check the path.")
     changes = {
-        "name": script.stem,
         "architecture": architecture,
         "workers": workers,
         "servers": servers,
@@ -47,15 +57,32 @@ def command(
         "engine": on,
         "link": link,
         "launcher": launcher,
-        "model": script.name,
-        "data": "its own",
     }
-    line = (str(script.absolute()), *(arguments or []))
-    experiment = flags.experiment(spec.Experiment(), changes)
+    experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
     if training.is_member(os.environ):
-        training.run_as_member(experiment, line)
-    experiment = training.with_choice(experiment)
+        training.run_as_member(experiment)
+    experiment = training.resolved(experiment)
     if dry_run:
-        console.out.print(spec.to_toml(experiment), markup=False)
+        console.print_question(experiment, json=json)
         return
-    training.train(experiment, out, json=json, watch=watch, script=line)
+    training.train(experiment, out, json=json, watch=watch)
+
+
+def _asked(script: str, arguments: tuple[str, ...], module: bool) -> "spec.Experiment":
+    """The experiment that the command line names, by itself or as a file."""
+    from paceline import spec
+    from paceline.errors import SpecError
+
+    if module or not script.endswith(".toml"):
+        path = "" if module else os.path.abspath(script)
+        found = spec.Script(path=path, module=script if module else "", arguments=arguments)
+        name = script.rpartition(".")[2] if module else Path(script).stem
+        return spec.Experiment(name=name, workload=spec.Workload(script=found))
+    experiment = spec.load(Path(script))
+    if experiment.workload.script is None:
+        problem = f"{script} has no [workload.script]."
+        raise SpecError("SCRIPT", problem, f"run a built-in workload by `paceline train {script}`.")
+    if arguments:
+        fix = "write them into the file, [workload.script] arguments."
+        raise SpecError("ARGUMENTS", f"given beside {script}, which holds its own.", fix)
+    return experiment

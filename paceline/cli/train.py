@@ -104,11 +104,13 @@ def command(
         },
     )
     if training.is_member(os.environ):
+        if experiment.workload.script is not None:
+            training.run_as_member(experiment)
         training.train_as_member(experiment, out, json)
         return
     experiment = training.resolved(experiment)
     if dry_run:
-        console.out.print(spec.to_toml(experiment), markup=False)
+        console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch)
 

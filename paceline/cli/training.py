@@ -4,13 +4,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from paceline import architectures, data, engines, models, record, spec
 from paceline.cli import console
-from paceline.errors import SpecError, suggest
+from paceline.cli.streams import MemberStreams
+from paceline.errors import MemberError, SpecError, suggest
 from paceline.explain import conclude
 from paceline.launch import Identity, identify
 from paceline.record import RunFolder, Summary
@@ -25,6 +29,9 @@ def is_member(environ: Mapping[str, str]) -> bool:
 def resolved(experiment: spec.Experiment) -> spec.Experiment:
     """Check the names against the tables before anything is written, and choose for `auto`."""
     workload = experiment.workload
+    if workload.script is not None:
+        check_script(workload.script)
+        return with_choice(experiment)
     described = models.info(workload.model)
     if workload.data not in data.names():
         problem = f'"{workload.data}" is not a data set.'
@@ -51,34 +58,56 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
         experiment.architecture, workers=cluster.workers, hosts=hosts, gpus=_gpus()
     )
     if isinstance(experiment.architecture, spec.Auto):
-        console.err.print(f"architecture: {spec.format_architecture(chosen)}, because {reason}")
+        text = f"architecture: {spec.format_architecture(chosen)}, because {reason}"
+        console.err.print(text, soft_wrap=True, markup=False)
     return spec.replace(experiment, architecture=chosen)
 
 
+def check_script(script: spec.Script) -> None:
+    """Raise SpecError where there is no such program."""
+    if script.path:
+        path = Path(script.path)
+        if not (path.is_file() or (path / "__main__.py").is_file()):
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            raise SpecError("SCRIPT", f"there is no file {shown}.", "check the path.")
+        return
+    sys.path.insert(0, os.getcwd())  # where `python -m` looks first
+    try:
+        found = find_spec(script.module.partition(".")[0])
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        fix = "check its name, and the folder you are in."
+        raise SpecError("-m", f"there is no module {script.module}.", fix)
+
+
 def train(
-    experiment: spec.Experiment,
-    out: Path | None,
-    *,
-    json: bool,
-    watch: bool = False,
-    script: Sequence[str] = (),
+    experiment: spec.Experiment, out: Path | None, *, json: bool, watch: bool = False
 ) -> RunFolder:
-    """Run an experiment and print its answer."""
+    """Run an experiment and print its answer; a script keeps stdout to itself."""
+    script = experiment.workload.script
     name = experiment.name or f"{experiment.workload.model}-{_short(experiment)}"
     path = console.new_run_path(name.replace(":", "-").replace("/", "-"), out)
     if path.exists():
         raise SpecError("--out", f"{path} exists.", "name a folder that does not exist yet.")
-    num_steps = experiment.workload.steps or (None if experiment.workload.epochs else 50)
-    with (
-        _watched(path) if watch else nullcontext(),
-        console.step_progress(_short(experiment), None if script else num_steps) as progress,
-    ):
-        folder = engines.run(
-            experiment, path, script=script, output=console.print_member_line, progress=progress
-        )
+    with _watched(path) if watch else nullcontext(), _progress(experiment) as progress:
+        output = MemberStreams(stdout=not json, paused=progress.paused)
+        try:
+            folder = engines.run(experiment, path, output=output, progress=progress)
+        except MemberError as error:
+            raise _as_seen(error, experiment, path) from None
     conclude(folder)
-    show(folder, json)
+    show(folder, json, console.out if script is None else console.err)
     return folder
+
+
+def _as_seen(error: MemberError, experiment: spec.Experiment, path: Path) -> MemberError:
+    """What a failed member leaves to be said to somebody who has seen what it printed."""
+    console.err.print(f"recorded in {path}, with a log of each member", soft_wrap=True)
+    alone = experiment.cluster.workers + experiment.num_servers == 1
+    if alone and not error.is_sentence:  # its last words stand right above
+        error.args = (f"{error.brief}.",)
+    return error
 
 
 def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -> None:
@@ -97,14 +126,16 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
         show(folder, json)
 
 
-def run_as_member(experiment: spec.Experiment, line: Sequence[str]) -> None:
+def run_as_member(experiment: spec.Experiment) -> None:
     """Become the script, in a job that a foreign launcher started; its init() finds the rest."""
+    script = experiment.workload.script
+    assert script is not None, "this experiment is a script"
     identity = _as_started(experiment)
     if identity.index == 0:
         console.err.print(f"{identity.launcher} started {identity.members} members; no record.")
     os.environ.update(architectures.to_environment(experiment.architecture))
     os.environ["PACELINE_SERVERS"] = str(identity.servers)
-    os.execv(sys.executable, [sys.executable, *line])
+    os.execv(sys.executable, [sys.executable, *script.line])
 
 
 def _as_started(experiment: spec.Experiment) -> Identity:
@@ -117,21 +148,26 @@ def _as_started(experiment: spec.Experiment) -> Identity:
     return identity
 
 
-def show(folder: RunFolder, json: bool) -> None:
-    """Print a run: JSON, or a table and where the record lies."""
+def show(folder: RunFolder, json: bool, to: Console = console.out) -> None:
+    """Print a run: JSON, or a table and where the record lies; warnings last."""
     summary = folder.summary()
+    warnings = [event.text for event in folder.events() if event.kind == "warning"]
     if json:
         console.print_json(summary)
-        return
-    console.out.print(table(summary))
-    console.out.print(f"recorded in {folder.path}")
+    else:
+        figures = table(summary, without=warnings)
+        if figures.row_count:
+            to.print(figures)
+        to.print(f"recorded in {folder.path}", soft_wrap=True, markup=False)
+    for text in warnings:
+        console.err.print(f"warning: {text}", soft_wrap=True, markup=False)
 
 
-def table(summary: Summary) -> Table:
-    """The figures of one run, with units."""
-    grid = Table(
-        title=f"{summary.model} on {summary.data}: {summary.architecture}", show_header=False
-    )
+def table(summary: Summary, without: Sequence[str] = ()) -> Table:
+    """The figures of one run, with units, and its notes but for some."""
+    data = f" on {summary.data}" if isinstance(summary.data, str) else ""
+    title = escape(f"{summary.subject}{data}: {summary.architecture}")
+    grid = Table(title=title, show_header=False)
     if isinstance(summary.samples_per_second, float):
         grid.add_row("throughput", f"{summary.samples_per_second:.1f} samples/s")
     if isinstance(summary.step_seconds, record.StepSeconds):
@@ -153,10 +189,20 @@ def table(summary: Summary) -> Table:
         grid.add_row(member.name, ", ".join(filter(None, (cpu, sent))))
     if isinstance(summary.notes, list):
         for text in summary.notes:
-            grid.add_row("note", text)
+            if text not in without:
+                grid.add_row("note", escape(text))
     if isinstance(summary.verdict, str):
         grid.add_row("verdict", summary.verdict)
     return grid
+
+
+def _progress(experiment: spec.Experiment) -> AbstractContextManager[console.Steps]:
+    """How far the steps are; a script says itself what it wants to say."""
+    workload = experiment.workload
+    if workload.script is not None:
+        return nullcontext(console.Steps())
+    num_steps = workload.steps or (None if workload.epochs else 50)
+    return console.step_progress(_short(experiment), num_steps)
 
 
 def _watched(path: Path) -> AbstractContextManager[None]:

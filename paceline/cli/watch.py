@@ -14,13 +14,17 @@ def command(
     port: Annotated[int, typer.Option(help="Port on localhost; a free one when left out.")] = 0,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show the live page of RUN until ctrl-C."""
+    """Show the live page of RUN until ctrl-C; a run that is about to start is waited for."""
     import webbrowser
 
     from paceline.cli import console
     from paceline.cli.runs import open_run
     from paceline.report import live
 
+    try:
+        _wait_for(run)
+    except KeyboardInterrupt:
+        return
     address, stop = live.serve(open_run(run).path, port)
     console.out.print(f"watching {run} at {address}", soft_wrap=True)
     console.err.print("end with ctrl-C; the job goes on")
@@ -33,3 +37,14 @@ def command(
         return
     finally:
         stop()
+
+
+def _wait_for(run: Path) -> None:
+    """Return once the folder is a run's; at once for one that exists and can never be one."""
+    from paceline.cli import console
+
+    if run.exists():
+        return
+    console.err.print(f"waiting for {run}, which is not there yet; ctrl-C ends it", markup=False)
+    while not (run / "run.json").is_file():
+        time.sleep(0.2)

@@ -5,10 +5,10 @@ first. Messages are tensors of known shape and one JSON text: nothing is unpickl
 """
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.data.base import Batch, Dataset
@@ -17,6 +17,25 @@ from paceline.errors import ExchangeError
 
 READER = 0
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
+
+
+class Sending(Protocol):
+    """Something under way between two workers."""
+
+    def wait(self) -> None: ...
+
+
+class SampleGroup(Protocol):
+    """What is needed of the workers as a group."""
+
+    rank: int
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Overwrite `flat` with the reader's."""
+
+    def send(self, flat: Tensor, to: int, tag: int) -> Sending: ...
+
+    def receive(self, flat: Tensor, source: int, tag: int) -> Sending: ...
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +50,13 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool
 
 
-def describe(dataset: Dataset | None, group: dist.ProcessGroup | None = None) -> Description:
+def describe(dataset: Dataset | None, group: SampleGroup) -> Description:
     """Tell every worker about worker 0's data set. Called by all, once, with None on the others."""
-    if dist.get_rank(group) != READER:
+    if group.rank != READER:
         length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, group_src=READER, group=group)
+        group.broadcast(length)
         text = torch.zeros(int(length), dtype=torch.uint8)
-        dist.broadcast(text, group_src=READER, group=group)
+        group.broadcast(text)
         return msgspec.json.decode(text.numpy().tobytes(), type=Description)
     assert dataset is not None, "worker 0 reads, so worker 0 has the data set"
     inputs, target = dataset[0]
@@ -51,8 +70,8 @@ def describe(dataset: Dataset | None, group: dist.ProcessGroup | None = None) ->
         shuffle=dataset.shuffle,
     )
     encoded = torch.frombuffer(bytearray(msgspec.json.encode(description)), dtype=torch.uint8)
-    dist.broadcast(torch.tensor([len(encoded)]), group_src=READER, group=group)
-    dist.broadcast(encoded, group_src=READER, group=group)
+    group.broadcast(torch.tensor([len(encoded)]))
+    group.broadcast(encoded)
     return description
 
 
@@ -68,14 +87,14 @@ class ScatterLoader:
         description: Description,
         batches: GlobalBatches,
         slices: list[Callable[[int], slice]],
-        group: dist.ProcessGroup | None = None,
+        group: SampleGroup,
     ) -> None:
         self._dataset, self._description = dataset, description
         self._batches, self._slices, self._group = batches, slices, group
 
     def steps(self, start: int, stop: int) -> Iterator[Batch]:
         """See `BatchSource`. The waits end at the process group's own deadline."""
-        rank = dist.get_rank(self._group)
+        rank = self._group.rank
         for step in range(start, stop):
             yield self._read_and_send(step) if rank == READER else self._receive(step, rank)
 
@@ -90,9 +109,7 @@ class ScatterLoader:
                 for tag, tensor in enumerate(whole):
                     # NHWC order travels as it lies; the receiver allocates the same order.
                     sent = _flat(tensor[part])
-                    pending.append(
-                        (dist.isend(sent, group_dst=rank, group=self._group, tag=tag), sent, rank)
-                    )
+                    pending.append((self._group.send(sent, rank, tag), sent, rank))
         mine = self._slices[READER](len(indices))
         for work, _, rank in pending:
             _finish(work, f"worker {rank} did not take its part of step {step}")
@@ -110,7 +127,7 @@ class ScatterLoader:
         targets = torch.empty((count, *described.target_shape), dtype=torch.int64)
         if count:
             for tag, tensor in enumerate((inputs, targets)):
-                work = dist.irecv(_flat(tensor), group_src=READER, group=self._group, tag=tag)
+                work = self._group.receive(_flat(tensor), READER, tag)
                 _finish(work, f"worker 0 sent no part of step {step}")
         return inputs, targets
 
@@ -122,8 +139,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1)
 
 
-def _finish(work: dist.Work | None, complaint: str) -> None:
-    assert work is not None  # this rank is in the group
+def _finish(work: Sending, complaint: str) -> None:
     try:
         work.wait()
     except RuntimeError as error:

@@ -1,6 +1,6 @@
 """A run (or two) -> where the time went, what limits it, what to do next. Reads records; no torch.
 
-facts    what the files say: each worker's mean step, who was last, bytes over each link
+facts       what the files say: each worker's mean step, who was last, bytes over each link
 parts    the step taken apart; the parts sum to the whole
 limits   how long each resource was needed per step; the longest binds
 causes   which losses are worth a sentence, and why they arose

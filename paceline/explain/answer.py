@@ -1,11 +1,16 @@
 """Put facts, parts, limits, causes and words together."""
 
 from paceline.errors import RecordError
-from paceline.explain import limits, words
-from paceline.explain.causes import find_late, losses
+from paceline.explain import difference, failure, limits, words
+from paceline.explain.actions import actions
+from paceline.explain.causes import Evidence, Loss, causes, find_late, first_steps_excess
 from paceline.explain.facts import Facts, gather
-from paceline.explain.findings import Cause, Explanation
+from paceline.explain.findings import Cause, Explanation, WallPart
+from paceline.explain.learning import learning
+from paceline.explain.machine import shortage
+from paceline.explain.needs import Needs, needs_of
 from paceline.explain.parts import parts
+from paceline.explain.unsteady import unsteady
 from paceline.record import RunFolder, Summary
 
 
@@ -15,48 +20,103 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
     Without a baseline the ideal is the typical worker's compute alone; with one it is the
     baseline's whole step for as many samples. `link` ("10gbit") names the cables of a real cluster.
     """
-    return _explain(gather(run, link), None if baseline is None else gather(baseline, link))
+    failed = failure.failure(run)
+    try:
+        facts = gather(run, link)
+    except RecordError:
+        if not failed:
+            raise
+        return _only_failed(run, failed)
+    return _explain(facts, failed, None if baseline is None else gather(baseline, link))
 
 
-def _explain(facts: Facts, other: Facts | None) -> Explanation:
-    taken_apart, late = parts(facts, other), find_late(facts)
-    found = losses(facts, taken_apart, late, other)
-    step = facts.typical.step_seconds
-    causes = tuple(
+def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
+    evidence = _evidence(facts, failed, other)
+    found = causes(evidence)
+    step, paused = facts.typical.step_seconds, facts.typical.paused_seconds
+    named = tuple(
         Cause(
             name=loss.name,
             seconds=loss.seconds,
-            fraction=loss.seconds / step,
-            text=words.cause_text(facts, loss, late, other),
+            fraction=_fraction(facts, loss, step + paused),
+            text=words.cause_text(evidence, loss),
         )
         for loss in found
     )
-    needs, actions = limits.resources(facts), words.actions(facts, found, late)
-    sentences = [cause.text for cause in causes]
-    best = actions[0] if actions else None
+    todo = tuple(actions(evidence, found))
+    best = next((a for a in todo if not named or named[0].seconds or a.gain is None), None)
     return Explanation(
         run=facts.name,
         architecture=facts.summary.architecture,
         workers=facts.summary.workers,
+        status=facts.summary.status,
+        healthy=not named,
+        verdict=words.verdict_text(evidence, [cause.text for cause in named], best),
         worker=facts.typical.name,
         steps=facts.typical.steps,
         step_seconds=step,
-        ideal_seconds=step - sum(part.lost_seconds for part in taken_apart),
-        ideal=_ideal_in_words(facts, other),
-        healthy=not causes,
-        verdict=words.verdict_text(facts, sentences, best, other),
-        parts=taken_apart,
-        causes=causes,
-        resources=tuple(needs),
-        limit_seconds=_limit_seconds(facts),
-        actions=tuple(actions),
-        late=late,
+        ideal_seconds=step - sum(part.lost_seconds for part in evidence.parts),
+        ideal=words.ideal_text(facts, other),
+        samples_per_second=facts.samples_per_second,
+        samples_per_second_with_pauses=sum(
+            w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers
+        ),
+        parts=tuple(evidence.parts),
+        wall=_wall(facts.summary),
+        causes=named,
+        resources=tuple(limits.resources(facts, evidence.needs)),
+        limit_seconds=_limit_seconds(facts, evidence.needs),
+        actions=todo,
+        late=evidence.late,
+        learning=evidence.learning,
         baseline="" if other is None else other.name,
+        differs=() if other is None else difference.differs(facts, other),
+        speedup=None if other is None else difference.speedup(facts, other),
+        efficiency=evidence.efficiency,
+    )
+
+
+def _evidence(facts: Facts, failed: str, other: Facts | None) -> Evidence:
+    return Evidence(
+        facts=facts,
+        needs=needs_of(facts),
+        parts=parts(facts, other),
+        late=find_late(facts),
+        shortage=shortage(facts),
+        unsteady=unsteady(facts),
+        learning=learning(facts, other),
+        baseline=other,
+        efficiency=None if other is None else difference.efficiency(facts, other),
+        failure=failed,
+        lost=failure.lost(facts),
+    )
+
+
+def _fraction(facts: Facts, loss: Loss, step_seconds: float) -> float:
+    """Of a step and its pauses; of the whole run for what happens once in it."""
+    wall = facts.summary.wall_seconds
+    if loss.name == "first-steps" and isinstance(wall, dict):
+        return first_steps_excess(facts) / sum(wall.values())
+    return loss.seconds / step_seconds
+
+
+def _only_failed(run: RunFolder, failed: str) -> Explanation:
+    """A run that failed before it could be measured has one thing to say."""
+    summary = run.summary()
+    text = failed[0].upper() + failed[1:] + "."
+    return Explanation(
+        run=summary.name or run.path.name,
+        architecture=summary.architecture,
+        workers=summary.workers,
+        status=summary.status,
+        healthy=False,
+        verdict=text,
+        causes=(Cause(name="failed", seconds=0.0, fraction=0.0, text=failed),),
     )
 
 
 def verdict(run: RunFolder, baseline: RunFolder | None = None) -> str:
-    """The one sentence that says what limited a run."""
+    """The sentences that say what limited a run."""
     return explain(run, baseline).verdict
 
 
@@ -64,28 +124,28 @@ def conclude(run: RunFolder) -> Summary:
     """Add the verdict, and the limit where links are known, to a run's summary; returns it."""
     summary = run.summary()
     try:
-        facts = gather(run)
+        found = explain(run)
     except RecordError:  # no step was finished: there is nothing to say
         return summary
-    found = _explain(facts, None)
     summary.verdict = found.verdict
-    if facts.links or not facts.exchanges:
+    known = any(resource.kind == "link" for resource in found.resources)
+    if found.limit_seconds and (known or summary.workers == 1):
         summary.limit_seconds = found.limit_seconds
     run.write_summary(summary)
     return summary
 
 
-def _limit_seconds(facts: Facts) -> float:
+def _wall(summary: Summary) -> tuple[WallPart, ...]:
+    wall = summary.wall_seconds
+    if not isinstance(wall, dict):
+        return ()
+    whole = sum(wall.values())
+    return tuple(WallPart(name=n, seconds=s, fraction=s / whole) for n, s in wall.items())
+
+
+def _limit_seconds(facts: Facts, needs: Needs) -> float:
     """max(compute, exchange): the closed form where the size is known, else the bytes counted."""
-    compute = facts.pacemaker.compute_seconds
     exchange = limits.closed_form_seconds(facts)
     if exchange is None:
-        found = [limits.link_seconds(facts, role) for role in ("worker", "server")]
-        exchange = max((seconds for _, seconds in filter(None, found)), default=0.0)
-    return max(compute, exchange)
-
-
-def _ideal_in_words(facts: Facts, baseline: Facts | None) -> str:
-    if baseline is None:
-        return f"{facts.typical.name}'s compute alone"
-    return f"{baseline.name}'s step for {facts.typical.samples:g} samples"
+        exchange = max((*needs.out.values(), *needs.into.values()), default=0.0)
+    return max(facts.pacemaker.compute_seconds, exchange)

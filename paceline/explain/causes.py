@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.explain import learning as learn
 from paceline.explain.facts import Facts, WorkerFacts, own_seconds
-from paceline.explain.findings import CauseName, Late, Part
+from paceline.explain.findings import CauseName, Late, Learning, Part
+from paceline.explain.machine import Shortage, short_of_memory
+from paceline.explain.needs import Needs
+from paceline.explain.unsteady import Unsteady
+from paceline.record.wall import FIRST_STEPS, START_UP, TEARDOWN
 
 WORTH_FRACTION = 0.15
 """A loss below this share of the step is not named."""
@@ -16,6 +21,32 @@ NOTICED_FRACTION = 0.02
 HEALTHY_FRACTION = 0.20
 """All losses together below this share of the step: nothing to mend."""
 
+LOW_EFFICIENCY = 0.8
+"""Beside a baseline, a run that scales worse than this is never healthy."""
+
+SCRIPT_SECONDS = 0.005
+"""Bookkeeping takes less per step; what takes longer is something the script does."""
+
+SLOW_CABLE = 0.8
+"""A cable below this share of the typical one's rate is a slow cable."""
+
+FIRST_STEPS_FRACTION, FIRST_STEPS_SECONDS = 0.3, 2.0
+"""First steps that take more of the training than this, beyond what later ones take, are named."""
+
+JUDGED_STEPS = 10
+"""A run that failed after fewer says nothing about its speed."""
+
+NOT_FIXED: tuple[CauseName, ...] = (
+    "slow-link",
+    "slow-cable",
+    "server",
+    "latency",
+    "cores",
+    "cpu-taken",
+    "compression",
+)
+"""Causes beside which a batch is not called too small for the rest."""
+
 BY_PART: dict[str, CauseName] = {
     "input": "input",
     "exchange: bandwidth": "slow-link",
@@ -24,6 +55,8 @@ BY_PART: dict[str, CauseName] = {
     "exchange: transport": "transport",
     "overhead": "overhead",
 }
+
+Reason = Literal["input", "compute", "link", "overhead"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +67,66 @@ class Loss:
     seconds: float
 
 
-def losses(
-    facts: Facts, parts: Sequence[Part], late: Late | None, baseline: Facts | None
-) -> list[Loss]:
-    """The losses worth naming, the largest first; empty when the run is healthy."""
-    step, lost = facts.typical.step_seconds, {part.name: part.lost_seconds for part in parts}
-    found = [Loss(name=BY_PART[n], seconds=s) for n, s in lost.items() if n in BY_PART]
-    found += [
-        Loss(name=_cause_of_wait(late), seconds=lost.get("wait", 0.0)),
-        Loss(name=_cause_of_compute(facts, baseline), seconds=lost.get("compute", 0.0)),
-    ]
-    found = _gather_fixed_costs(facts, found)
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that is known of a run when its causes are named."""
+
+    facts: Facts
+    needs: Needs
+    parts: Sequence[Part]
+    late: Late | None
+    shortage: Shortage | None
+    unsteady: Unsteady | None
+    learning: Learning | None
+    baseline: Facts | None
+    efficiency: float | None
+    failure: str
+    lost: str
+
+
+def causes(evidence: Evidence) -> list[Loss]:
+    """What is wrong, the worst first; empty when the run is healthy."""
+    first: list[Loss] = []
+    if evidence.failure:
+        first.append(Loss(name="failed", seconds=0.0))
+    if evidence.lost:
+        first.append(Loss(name="lost", seconds=0.0))
+    wrong = learn.trouble(evidence.facts, evidence.learning)
+    if wrong is not None:
+        first.append(Loss(name=wrong, seconds=0.0))
+    if short_of_memory(evidence.facts):
+        first.append(Loss(name="memory", seconds=0.0))
+    if evidence.failure and evidence.facts.typical.steps < JUDGED_STEPS:
+        return first
+    return [*first, *_losses(evidence)]
+
+
+def _losses(evidence: Evidence) -> list[Loss]:
+    facts = evidence.facts
+    whole = facts.typical.step_seconds + facts.typical.paused_seconds
+    found = _step_losses(evidence)
+    found.append(Loss(name="pauses", seconds=facts.typical.paused_seconds))
+    early = first_steps_excess(facts) / max(facts.typical.steps, 1)
+    found.append(Loss(name="first-steps", seconds=early))
     found = sorted((loss for loss in found if loss.seconds > 0), key=lambda loss: -loss.seconds)
-    worth = [loss for loss in found if loss.seconds >= WORTH_FRACTION * step]
-    healthy = sum(loss.seconds for loss in found) < HEALTHY_FRACTION * step
-    return [] if healthy else worth or found[:1]
+    worth = [loss for loss in found if loss.seconds >= WORTH_FRACTION * whole]
+    slow = evidence.efficiency is not None and evidence.efficiency < LOW_EFFICIENCY
+    if sum(loss.seconds for loss in found) < HEALTHY_FRACTION * whole and not slow:
+        worth, found = [], []
+    return worth or found[:1]
+
+
+def _step_losses(evidence: Evidence) -> list[Loss]:
+    facts, late = evidence.facts, evidence.late
+    lost = {part.name: part.lost_seconds for part in evidence.parts}
+    found = {BY_PART[name]: seconds for name, seconds in lost.items() if name in BY_PART}
+    found[_cause_of_wait(late)] = lost.get("wait", 0.0)
+    _split_link(evidence, found)
+    _add_compression(facts, found)
+    _add_compute(evidence, found, lost.get("compute", 0.0))
+    _gather_fixed_costs(facts, found)
+    _add_unsteady(evidence.unsteady, found, late)
+    return [Loss(name=name, seconds=seconds) for name, seconds in found.items()]
 
 
 def find_late(facts: Facts) -> Late | None:
@@ -76,7 +154,45 @@ def find_late(facts: Facts) -> Late | None:
     )
 
 
-Reason = Literal["input", "compute", "link", "overhead"]
+def slow_cable(facts: Facts, needs: Needs) -> str:
+    """The member whose cable is slower than the others' and binds the exchange; empty if none."""
+    if len(facts.links) < 2 or not needs.out:
+        return ""
+    rates = sorted(link.bandwidth_bits_per_second for link in facts.links.values())
+    name = max(needs.out, key=lambda m: max(needs.out[m], needs.into[m]))
+    own = facts.links[name].bandwidth_bits_per_second
+    return name if own < SLOW_CABLE * rates[len(rates) // 2] else ""
+
+
+def first_steps_excess(facts: Facts) -> float:
+    """Seconds that the first steps took beyond what later ones take; 0 where not worth a word."""
+    wall = facts.summary.wall_seconds
+    if not isinstance(wall, dict) or FIRST_STEPS not in wall:
+        return 0.0
+    count = facts.experiment.measurement.warmup_steps
+    excess = wall[FIRST_STEPS] - count * facts.typical.step_seconds
+    training = sum(s for what, s in wall.items() if what not in (START_UP, TEARDOWN))
+    large = excess > FIRST_STEPS_FRACTION * training and excess > FIRST_STEPS_SECONDS
+    return excess if large else 0.0
+
+
+def fixed_seconds(worker: WorkerFacts, transport_seconds: float) -> float:
+    """What a step costs however few samples it has, links and other members aside."""
+    return worker.phases["update"] + worker.overhead_seconds + transport_seconds
+
+
+def compression_seconds(facts: Facts) -> float:
+    """What encoding costs the typical worker in each step."""
+    count = max((worker.steps for worker in facts.workers), default=0)
+    warmup = facts.experiment.measurement.warmup_steps
+    found = [
+        seconds / (count + warmup)
+        for member in facts.members
+        if isinstance(seconds := member.counters.get("compression_seconds"), float)
+        and member.name == facts.typical.name
+    ]
+    dilation = facts.experiment.cluster.dilation if facts.experiment.engine == "tunnel" else 1.0
+    return max(found, default=0.0) / dilation
 
 
 def _compare(last: WorkerFacts, typical: WorkerFacts) -> dict[Reason, tuple[float, float]]:
@@ -92,30 +208,78 @@ def _compare(last: WorkerFacts, typical: WorkerFacts) -> dict[Reason, tuple[floa
 def _cause_of_wait(late: Late | None) -> CauseName:
     if late is None:
         return "jitter"
-    return "slow-link" if late.reason == "link" else "slow-worker"
+    return "slow-cable" if late.reason == "link" else "slow-worker"
 
 
-def _cause_of_compute(facts: Facts, baseline: Facts | None) -> CauseName:
-    """Compute takes longer per sample than in the baseline: too few at once, or too little room."""
-    smaller = baseline is not None and facts.typical.samples < 0.75 * baseline.typical.samples
-    return "small-batch" if smaller else "compute"
+def _split_link(evidence: Evidence, found: dict[CauseName, float]) -> None:
+    """One cable slower than the rest is not a network too slow for the exchange."""
+    cable = slow_cable(evidence.facts, evidence.needs)
+    if cable:
+        name: CauseName = "server" if cable.startswith("server") else "slow-link"
+        found["slow-cable"] = found.get("slow-cable", 0.0) + found.pop(name, 0.0)
+    elif found.get("slow-cable") is not None:  # late by its exchange, with a cable like the others'
+        found["slow-link"] = found.get("slow-link", 0.0) + found.pop("slow-cable")
 
 
-def fixed_seconds(worker: WorkerFacts, transport_seconds: float) -> float:
-    """What a step costs however few samples it has, links and other members aside."""
-    return worker.phases["update"] + worker.overhead_seconds + transport_seconds
+def _add_compression(facts: Facts, found: dict[CauseName, float]) -> None:
+    """Encoding is what remains of an exchange when the bytes are few; what is hidden costs none."""
+    seconds = min(compression_seconds(facts), facts.typical.phases["exchange_exposed"])
+    if seconds > 0:
+        found["compression"] = seconds
+        found["transport"] = max(0.0, found.get("transport", 0.0) - seconds)
 
 
-def _gather_fixed_costs(facts: Facts, found: list[Loss]) -> list[Loss]:
-    """Costs that do not grow with the batch, above those that do: the batch is too small."""
-    by_name = {name: sum(x.seconds for x in found if x.name == name) for name in BY_PART.values()}
-    transport = by_name["transport"] + by_name["latency"]
+def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float) -> None:
+    """Compute that takes longer than it should: too little room, or too few samples at once."""
+    facts, baseline, short = evidence.facts, evidence.baseline, evidence.shortage
+    if short is not None:
+        # What waits for a core is computing, exchanging and being last alike: it counts once.
+        found[short.name] = max(short.seconds, lost, found.pop("jitter", 0.0))
+        if "transport" in found:
+            found["transport"] = max(0.0, found["transport"] - max(0.0, short.seconds - lost))
+    elif baseline is not None:
+        smaller = facts.typical.samples < 0.75 * baseline.typical.samples
+        found["small-batch" if smaller else "compute"] = lost
+
+
+def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
+    """Costs that do not grow with the batch, above those that do: the batch is too small.
+
+    A pause that the script makes in every step is fixed too, but it is the script's.
+    """
     typical = facts.typical
+    if typical.overhead_seconds > SCRIPT_SECONDS:
+        return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
-    fixed = fixed_seconds(typical, transport)
-    if fixed <= per_sample or fixed <= by_name["slow-link"] + by_name["server"]:
-        return found
-    gathered = {"transport", "latency", "overhead"}
-    small = sum(x.seconds for x in found if x.name in (*gathered, "small-batch"))
-    kept = [x for x in found if x.name not in (*gathered, "small-batch")]
-    return [*kept, Loss(name="small-batch", seconds=small)]
+    fixed = fixed_seconds(typical, found.get("transport", 0.0))
+    others: tuple[CauseName, ...] = (
+        "slow-link",
+        "slow-cable",
+        "server",
+        "latency",
+        "cores",
+        "cpu-taken",
+        "compression",
+    )
+    if fixed <= per_sample or fixed <= sum(found.get(name, 0.0) for name in others):
+        return
+    gathered: tuple[CauseName, ...] = ("transport", "overhead", "small-batch")
+    found["small-batch"] = sum(found.pop(name, 0.0) for name in gathered)
+
+
+def _add_unsteady(
+    unsteady: Unsteady | None, found: dict[CauseName, float], late: Late | None
+) -> None:
+    """What comes and goes takes the place of the constant cause that its mean looks like."""
+    if unsteady is None:
+        return
+    alike: dict[str, tuple[CauseName, ...]] = {
+        "input": ("input", "jitter", "slow-worker"),
+        "outside": ("overhead", "jitter", "slow-worker"),
+        "exchange_exposed": ("transport", "slow-link", "latency"),
+    }
+    for name in alike.get(unsteady.phase, ("compute", "jitter", "slow-worker")):
+        seconds = found.get(name, 0.0)
+        if seconds:
+            found[name] = max(0.0, seconds - unsteady.seconds)
+    found["intermittent"] = unsteady.seconds

@@ -1,14 +1,15 @@
 """What a run's files say, as numbers per step. Judges nothing."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from paceline import record, spec
 from paceline.errors import RecordError
-from paceline.record import PHASES, Member, RunFolder, Sample, Step
+from paceline.record import PHASES, Member, MemberTraffic, RunFolder, Step
+from paceline.record.pauses import total
 from paceline.spec.hosts import place
+from paceline.spec.profile import REAL_DEVICE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,12 @@ class WorkerFacts:
     last_fraction: float = 0.0
     """Share of the steps in which it was the last to be ready."""
 
+    paused_seconds: float = 0.0
+    """Pauses between two of its steps, per step."""
+
+    entries: tuple[Step, ...] = ()
+    """The steps that were counted, wait and pauses told; empty where only a summary is known."""
+
     @property
     def compute_seconds(self) -> float:
         return sum(self.phases[phase] for phase in ("forward", "backward", "update"))
@@ -35,23 +42,6 @@ class WorkerFacts:
     @property
     def overhead_seconds(self) -> float:
         return self.step_seconds - sum(self.phases.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemberTraffic:
-    """What one member's link carried in one step of the typical worker."""
-
-    bytes_sent: float
-    bytes_received: float
-    cpu_seconds: float | None
-    """CPU time it used in that while."""
-
-    serving_seconds: float | None = None
-    """How long it summed and updated, where it serves."""
-
-    @property
-    def busier_bytes(self) -> float:
-        return max(self.bytes_sent, self.bytes_received)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +55,16 @@ class Facts:
     workers: tuple[WorkerFacts, ...]
     members: tuple[Member, ...]
     cores: int
+    memory_bytes: int = 0
+    losses: dict[int, float] = field(default_factory=dict)
+    """Mean over the global batch of each step, as far as known; NaN where it was not finite."""
+
+    events: tuple[record.Event, ...] = ()
+    least_available_bytes: int | None = None
     traffic: dict[str, MemberTraffic] = field(default_factory=dict)
+    serving: dict[str, float] = field(default_factory=dict)
+    """Seconds per step that each serving member summed and updated."""
+
     links: dict[str, spec.Link] = field(default_factory=dict)
 
     @property
@@ -93,6 +92,31 @@ class Facts:
     def exchanges(self) -> bool:
         return self.summary.workers > 1 or bool(self.servers)
 
+    @property
+    def together(self) -> bool:
+        """Whether a step ends only when every worker has brought its gradients."""
+        return record.waits_for_all(self.architecture)
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether workers compute on this machine's cores: no emulated device, no GPU."""
+        devices = {self.experiment.cluster.device}
+        devices |= {host.device for host in self.experiment.cluster.hosts if host.device}
+        return devices <= {REAL_DEVICE, ""}
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether gradients move through memory, where no link and no counter sees them."""
+        kind = self.architecture
+        if self.experiment.engine != "here":
+            return False
+        inside = isinstance(kind, spec.Server) and kind.transport != "tcp"
+        return (inside or isinstance(kind, spec.Hybrid)) and len(self.hosts) == 1
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        return frozenset(member.host for member in self.members)
+
 
 def own_seconds(worker: WorkerFacts) -> float:
     """What the worker does alone in a step."""
@@ -110,23 +134,45 @@ def gather(run: RunFolder, link: str = "") -> Facts:
     steps = {m.name: run.steps(m.name) for m in members if m.role == "worker"}
     steps = {name: entries for name, entries in steps.items() if entries}
     warmup = experiment.measurement.warmup_steps
-    cores = run.machine().get("cores")
+    machine = run.machine()
+    cores, memory = machine.get("cores"), machine.get("memory_bytes")
+    workers = (
+        _workers(steps, members, warmup, architecture) if steps else _from_summary(summary, run)
+    )
     facts = Facts(
         name=summary.name or run.path.name,
         experiment=experiment,
         summary=summary,
         architecture=architecture,
-        workers=_workers(steps, members, warmup, architecture)
-        if steps
-        else _from_summary(summary, run),
+        workers=workers,
         members=members,
         cores=cores if isinstance(cores, int) else 0,
+        memory_bytes=memory if isinstance(memory, int) else 0,
+        losses=record.losses(steps, {m.name for m in members if m.status == "lost"}),
+        events=tuple(run.events()),
+        least_available_bytes=_least_available(run, members),
         links=links(experiment, members, link),
     )
     if steps:
-        window = {name: record.counted(entries, warmup) for name, entries in steps.items()}
-        facts.traffic.update(_traffic(run, members, window, facts.typical))
+        window = {worker.name: worker.entries for worker in workers}
+        found = record.per_step(run, members, window, facts.typical.step_seconds)
+        facts.traffic.update(found)
+        facts.serving.update(_serving(members, steps, experiment))
     return facts
+
+
+def _serving(
+    members: Sequence[Member], steps: dict[str, list[Step]], experiment: spec.Experiment
+) -> dict[str, float]:
+    count = max(own[-1].step + 1 for own in steps.values())
+    dilation = experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
+    busy = {member.name: member.counters.get("busy_seconds") for member in members}
+    return {n: s / count / dilation for n, s in busy.items() if isinstance(s, float)}
+
+
+def _least_available(run: RunFolder, members: Sequence[Member]) -> int | None:
+    samples = (sample.available_bytes for m in members for sample in run.series(m.name))
+    return min((count for count in samples if count is not None), default=None)
 
 
 def _workers(
@@ -137,7 +183,7 @@ def _workers(
 ) -> tuple[WorkerFacts, ...]:
     offsets = {m.name: m.clock_offset_seconds or 0.0 for m in members}
     together = record.waits_for_all(architecture)
-    told = record.split_wait(steps, offsets) if together else steps
+    told = record.tell_pauses(record.split_wait(steps, offsets) if together else steps)
     counted = {name: record.counted(entries, warmup) for name, entries in told.items()}
     late, last = _lateness(counted, offsets) if together else ({}, {})
     return tuple(
@@ -150,22 +196,27 @@ def _mean_step(name: str, steps: Sequence[Step], late: float, last: float) -> Wo
     return WorkerFacts(
         name=name,
         steps=len(steps),
-        step_seconds=fmean(s.end_seconds - s.start_seconds for s in steps),
+        step_seconds=fmean(s.seconds for s in steps),
         phases={p: fmean(s.breakdown_seconds.get(p, 0.0) for s in steps) for p in PHASES},
         samples=fmean(s.samples for s in steps),
         late_seconds=late,
         last_fraction=last,
+        paused_seconds=fmean(total(s) for s in steps),
+        entries=tuple(steps),
     )
 
 
 def _lateness(
     steps: dict[str, Sequence[Step]], offsets: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean time after the first worker, and how often the last; over steps all have reported."""
+    """Mean time after the first worker, and how often the last; over steps all have reported.
+
+    Who wrote a checkpoint before a step was late for that, and is not slow.
+    """
     ready: dict[int, dict[str, float]] = {}
     for name, entries in steps.items():
         for entry in entries:
-            if entry.ready_seconds is not None:
+            if entry.ready_seconds is not None and not entry.paused_seconds:
                 moment = entry.ready_seconds + offsets.get(name, 0.0)
                 ready.setdefault(entry.step, {})[name] = moment
     complete = [moments for moments in ready.values() if len(moments) == len(steps)]
@@ -187,75 +238,13 @@ def _from_summary(summary: record.Summary, run: RunFolder) -> tuple[WorkerFacts,
         steps=summary.steps if isinstance(summary.steps, int) else 1,
         step_seconds=max(summary.step_seconds.median, sum(known.values())),
         phases={phase: known.get(phase, 0.0) for phase in PHASES},
-        samples=summary.global_batch / summary.workers,
+        samples=(
+            summary.global_batch / summary.workers if isinstance(summary.global_batch, int) else 0.0
+        ),
     )
     return tuple(
         WorkerFacts(**{**vars(one), "name": f"worker{rank}"}) for rank in range(summary.workers)
     )
-
-
-def _traffic(
-    run: RunFolder,
-    members: Sequence[Member],
-    window: dict[str, Sequence[Step]],
-    typical: WorkerFacts,
-) -> dict[str, MemberTraffic]:
-    """Bytes and CPU time of each member per step, from its samples while steps were counted."""
-    offsets = {m.name: m.clock_offset_seconds or 0.0 for m in members}
-    start = min(own[0].start_seconds + offsets.get(n, 0.0) for n, own in window.items())
-    end = max(own[-1].end_seconds + offsets.get(n, 0.0) for n, own in window.items())
-    steps = (end - start) / typical.step_seconds
-    experiment = run.experiment()
-    interval, dilation = experiment.measurement.sample_seconds, experiment.cluster.dilation
-    all_steps = max(own[-1].step + 1 for own in window.values())
-    found = {}
-    for member in members:
-        series = run.series(member.name)
-        if not series or steps <= 0 or series[0].bytes_sent is None:
-            continue
-        offset = offsets[member.name]
-
-        def per_step(counter: str, series: list[Sample] = series, offset: float = offset) -> float:
-            totals = _counts(series, counter, interval)
-            return _between(totals, start - offset, end - offset) / steps
-
-        has_cpu = series[0].cpu_fraction is not None
-        busy = member.counters.get("busy_seconds")
-        found[member.name] = MemberTraffic(
-            bytes_sent=per_step("bytes_sent"),
-            bytes_received=per_step("bytes_received"),
-            cpu_seconds=per_step("cpu_fraction") if has_cpu else None,
-            serving_seconds=busy / all_steps / dilation if isinstance(busy, float) else None,
-        )
-    return found
-
-
-def _counts(
-    series: Sequence[Sample], counter: str, interval_seconds: float
-) -> list[tuple[float, float]]:
-    """The running total of a counter at each sample, from the start of the first one on."""
-    total, totals = 0.0, [(series[0].time_seconds - interval_seconds, 0.0)]
-    for sample in series:
-        amount = getattr(sample, counter)
-        if counter == "cpu_fraction":
-            amount *= sample.time_seconds - totals[-1][0]
-        total += amount
-        totals.append((sample.time_seconds, total))
-    return totals
-
-
-def _between(totals: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """How much a running total grew between two moments."""
-    times = [moment for moment, _ in totals]
-
-    def at(moment: float) -> float:
-        after = bisect_left(times, moment)
-        if after in (0, len(times)):
-            return totals[min(after, len(times) - 1)][1]
-        (before, low), (then, high) = totals[after - 1], totals[after]
-        return low + (high - low) * (moment - before) / (then - before)
-
-    return at(end) - at(start)
 
 
 def links(

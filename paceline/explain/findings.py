@@ -5,8 +5,22 @@ from typing import Literal
 import msgspec
 
 CauseName = Literal[
+    "failed",
+    "lost",
+    "not-finite",
+    "diverged",
+    "staleness",
+    "chance",
+    "memory",
+    "cores",
+    "cpu-taken",
+    "pauses",
+    "first-steps",
+    "intermittent",
+    "slow-cable",
     "slow-link",
     "latency",
+    "compression",
     "transport",
     "server",
     "slow-worker",
@@ -16,6 +30,8 @@ CauseName = Literal[
     "compute",
     "overhead",
 ]
+"""What may be wrong with a run. The first six are not about speed: such a run is never healthy,
+however fast it is."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +72,10 @@ class Resource(Finding, frozen=True, kw_only=True):
     """Something every step needs for a while; no step is shorter than its busiest resource."""
 
     name: str
+    kind: Literal["compute", "input", "link", "server", "cores"]
+    member: str
+    """Whose it is; empty for the machine's."""
+
     seconds: float
     counter: str
 
@@ -65,45 +85,112 @@ class Cause(Finding, frozen=True, kw_only=True):
 
     name: CauseName
     seconds: float
+    """Per step; 0 where what is wrong is not a loss of time."""
+
     fraction: float
+    """Of the step and the pauses before it; of the whole run for first steps."""
+
     text: str
+
+
+class Gain(Finding, frozen=True, kw_only=True):
+    """By how much throughput would rise: between these, as a share of today's."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
 
 
 class Action(Finding, frozen=True, kw_only=True):
     """What to do next."""
 
     text: str
-    gain_fraction: float | None = None
-    """By how much throughput would rise, from the record; left out where it cannot be computed."""
+    gain: Gain | None = None
+    """Against the limit that comes next; left out where the record is not enough to compute it."""
+
+    change: dict[str, object] = {}
+    """The same as fields of the experiment (`spec.replace`), where it can be written as such."""
+
+
+class WallPart(Finding, frozen=True, kw_only=True):
+    """A part of the time from start to end."""
+
+    name: str
+    seconds: float
+    fraction: float
+
+
+class Learning(Finding, frozen=True, kw_only=True):
+    """What became of the loss, and how old gradients were."""
+
+    first: float
+    """Mean of the first losses."""
+
+    last: float
+    """Mean of the last ones; NaN becomes absent in JSON, and `not_finite_from` is there."""
+
+    not_finite_from: int | None = None
+    chance: float | None = None
+    """The loss of guessing: ln(classes)."""
+
+    staleness: float | None = None
+    """How many updates behind the weights were that gradients were made from, on average."""
+
+    at_equal_samples: tuple[float, float] | None = None
+    """This run's loss and the baseline's when both had seen as many samples."""
+
+    at_equal_seconds: tuple[float, float] | None = None
 
 
 class Explanation(Finding, frozen=True, kw_only=True):
-    """Where the time of a run went."""
+    """Where the time of a run went, and what else is to be said of it."""
 
     run: str
     architecture: str
     workers: int
-    worker: str
-    """Whose step is taken apart: the one in the middle, or the faster of two."""
-
-    steps: int
-    step_seconds: float
-    ideal_seconds: float
-    ideal: str
-    """What the ideal is made of."""
-
+    status: str
     healthy: bool
     verdict: str
-    parts: tuple[Part, ...]
-    causes: tuple[Cause, ...]
-    """Losses worth a sentence, the largest first; empty for a healthy run."""
+    worker: str = ""
+    """Whose step is taken apart: the one in the middle, or the faster of two."""
 
-    resources: tuple[Resource, ...]
-    """The longest first: the one that binds."""
+    steps: int = 0
+    step_seconds: float = 0.0
+    ideal_seconds: float = 0.0
+    ideal: str = ""
+    """What the ideal is made of."""
 
-    limit_seconds: float
+    samples_per_second: float = 0.0
+    """In steps alone."""
+
+    samples_per_second_with_pauses: float = 0.0
+    parts: tuple[Part, ...] = ()
+    wall: tuple[WallPart, ...] = ()
+    """The whole time from start to end."""
+
+    causes: tuple[Cause, ...] = ()
+    """What is worth a sentence, the worst first; empty for a healthy run."""
+
+    resources: tuple[Resource, ...] = ()
+    """The longest first: the one that binds, then what would bind next."""
+
+    limit_seconds: float = 0.0
     """No step of this architecture on these resources is shorter."""
 
-    actions: tuple[Action, ...]
+    actions: tuple[Action, ...] = ()
+    """The most promising first."""
+
     late: Late | None = None
+    learning: Learning | None = None
     baseline: str = ""
+    differs: tuple[str, ...] = ()
+    """What differs between the two experiments: "servers: 1, in the baseline 2"."""
+
+    speedup: float | None = None
+    """This run's throughput over the baseline's."""
+
+    efficiency: float | None = None
+    """Speed-up over the ratio of workers, where the numbers of workers differ."""

@@ -3,109 +3,122 @@
 from paceline import spec
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Resource
+from paceline.explain.needs import Needs
 from paceline.protocol import placement
-from paceline.units import format_bandwidth, format_bytes
+from paceline.units import format_bandwidth, format_bytes, format_seconds
 
 BUSY_FRACTION = 0.9
 """A core or a link used this much has nothing left to give."""
 
 
-def resources(facts: Facts) -> list[Resource]:
-    """Every resource whose need per step is known, the longest first."""
-    slowest = facts.pacemaker
-    found = [
-        Resource(
-            name=f"compute of {slowest.name}",
-            seconds=slowest.compute_seconds,
-            counter=f"{slowest.name}: forward + backward + update",
-        ),
-        Resource(
-            name=f"input of {slowest.name}",
-            seconds=slowest.phases["input"],
-            counter=f"{slowest.name}: input",
-        ),
-    ]
-    found += [*_links(facts, "worker"), *_links(facts, "server")]
-    serving = serving_seconds(facts)
-    if serving is not None:
-        name, seconds, counter = serving
-        found.append(Resource(name=f"work of {name}", seconds=seconds, counter=counter))
+def resources(facts: Facts, needs: Needs) -> list[Resource]:
+    """Every resource whose need per step is known, of every member, the longest first."""
+    found = [*_workers(facts), *_links(facts, needs), *_servers(facts, needs)]
+    if needs.cpu and facts.experiment.engine in ("here", "tunnel"):
+        counter = f"cpu_fraction of all members over {facts.cores} cores"
+        found.append(
+            Resource(
+                name="cores of this machine",
+                kind="cores",
+                member="",
+                seconds=needs.cpu,
+                counter=counter,
+            )
+        )
     return sorted((r for r in found if r.seconds > 0), key=lambda r: -r.seconds)
 
 
-def link_seconds(facts: Facts, role: str) -> tuple[str, float] | None:
-    """The member of a role whose link is needed longest, and how long; None when not known."""
-    timed = [
-        (_wire_seconds(facts, m.name), m.name)
-        for m in facts.members
-        if m.role == role and m.name in facts.traffic and m.name in facts.links
-    ]
-    if not timed:
-        return None
-    seconds, name = max(timed)
-    return name, seconds
+def busy(facts: Facts, seconds: float) -> float:
+    """Share of the step for which something was needed."""
+    return seconds / facts.typical.step_seconds
 
 
 def closed_form_seconds(facts: Facts) -> float | None:
     """The least time of one exchange with these links; None where size or links are unknown."""
-    size, kind = gradient_bytes(facts), facts.architecture
+    size = gradient_bytes(facts)
     if size is None or not facts.links or not facts.exchanges:
         return None
     rates = {link.bandwidth_bits_per_second for link in facts.links.values()}
     if len(rates) > 1:  # the closed forms are for equal links
         return None
-    bytes_per_second = rates.pop() / 8
-    workers, servers = facts.summary.workers, facts.summary.servers
+    return exchange_seconds(
+        facts.architecture, facts.summary.workers, facts.summary.servers, size, rates.pop() / 8
+    )
+
+
+def exchange_seconds(
+    kind: spec.Architecture, workers: int, servers: int, size_bytes: float, bytes_per_second: float
+) -> float | None:
+    """The closed form of an architecture; None where there is none."""
     if isinstance(kind, spec.Server):
-        return placement.exchange_seconds(kind.placement, workers, servers, size, bytes_per_second)
+        return placement.exchange_seconds(
+            kind.placement, workers, max(servers, 1), size_bytes, bytes_per_second
+        )
     if isinstance(kind, spec.Ring):
-        return placement.ring_seconds(workers, size, bytes_per_second)
+        return placement.ring_seconds(workers, size_bytes, bytes_per_second)
     return None
 
 
 def gradient_bytes(facts: Facts) -> float | None:
-    """Bytes of one worker's gradients: what all that serve hold together."""
+    """Bytes of one worker's gradients: what all that serve hold together, or what a ring sent."""
     served = [m.counters["served_bytes"] for m in facts.members if "served_bytes" in m.counters]
     known = [size for size in served if isinstance(size, int | float)]
-    return float(sum(known)) if known else None
+    if known:
+        return float(sum(known))
+    workers = facts.summary.workers
+    sent = [facts.traffic[w.name].bytes_sent for w in facts.workers if w.name in facts.traffic]
+    if isinstance(facts.architecture, spec.Ring) and workers > 1 and sent and facts.links:
+        return max(sent) * workers / (2 * (workers - 1))
+    return None
 
 
-def serving_seconds(facts: Facts) -> tuple[str, float, str] | None:
-    """The dedicated server that works longest per step, how long, and the counter that says so."""
+def _workers(facts: Facts) -> list[Resource]:
     found = []
-    for member in facts.servers:
-        traffic = facts.traffic.get(member.name)
-        if traffic is not None and traffic.serving_seconds is not None:
-            found.append((traffic.serving_seconds, member.name, "busy_seconds"))
-        elif traffic is not None and traffic.cpu_seconds is not None:
-            found.append((traffic.cpu_seconds, member.name, "cpu_fraction"))
-    if not found:
-        return None
-    seconds, name, counter = max(found)
-    share = seconds / facts.typical.step_seconds
-    return name, seconds, f"{name}: {counter}, {share:.0%} of the time"
+    for worker in facts.workers:
+        parts = f"forward {format_seconds(worker.phases['forward'])}, "
+        parts += f"backward {format_seconds(worker.phases['backward'])}"
+        found += [
+            Resource(
+                name=f"compute of {worker.name}",
+                kind="compute",
+                member=worker.name,
+                seconds=worker.compute_seconds,
+                counter=f"{worker.name}: {parts}",
+            ),
+            Resource(
+                name=f"input of {worker.name}",
+                kind="input",
+                member=worker.name,
+                seconds=worker.phases["input"],
+                counter=f"{worker.name}: input",
+            ),
+        ]
+    return found
 
 
-def _wire_seconds(facts: Facts, member: str) -> float:
-    bits = 8 * facts.traffic[member].busier_bytes
-    return bits / facts.links[member].bandwidth_bits_per_second
+def _links(facts: Facts, needs: Needs) -> list[Resource]:
+    found = []
+    for name in needs.out:
+        seconds = max(needs.out[name], needs.into[name])
+        size = format_bytes(facts.traffic[name].busier_bytes)
+        cable = format_bandwidth(facts.links[name].bandwidth_bits_per_second)
+        counter = f"{name}: {size} per step in its busier direction, over {cable}"
+        found.append(
+            Resource(
+                name=f"link of {name}", kind="link", member=name, seconds=seconds, counter=counter
+            )
+        )
+    return found
 
 
-def busy_cores(facts: Facts) -> float | None:
-    """Cores in use over all members of a run on one machine; None when not counted."""
-    used = [facts.traffic[m.name].cpu_seconds for m in facts.members if m.name in facts.traffic]
-    known = [seconds for seconds in used if seconds is not None]
-    if not known or len(known) < len(facts.members):
-        return None
-    return sum(known) / facts.typical.step_seconds
-
-
-def _links(facts: Facts, role: str) -> list[Resource]:
-    found = link_seconds(facts, role)
-    if found is None:
-        return []
-    name, seconds = found
-    size = format_bytes(facts.traffic[name].busier_bytes)
-    cable = format_bandwidth(facts.links[name].bandwidth_bits_per_second)
-    counter = f"{name}: {size} per step in its busier direction, over {cable}"
-    return [Resource(name=f"link of {name}", seconds=seconds, counter=counter)]
+def _servers(facts: Facts, needs: Needs) -> list[Resource]:
+    return [
+        Resource(
+            name=f"work of {name}",
+            kind="server",
+            member=name,
+            seconds=seconds,
+            counter=f"{name}: CPU time",
+        )
+        for name, seconds in needs.serving.items()
+    ]

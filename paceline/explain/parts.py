@@ -1,15 +1,15 @@
 """One step taken apart. The parts sum to the step, and what they cost to the step minus the ideal.
 
-The step is the mean step of the worker in the middle. Exposed exchange is divided by what is known
-of the links: the time a worker's own link was busy is *bandwidth*; what a server's link or process
-was busy beyond that is *server queueing*; rounds times delay is *latency*; the rest is *transport*
-(copies, protocol, the CPU).
+The step is the mean step of the worker in the middle. Exposed exchange is charged to what binds it:
+to the servers where one of them, or its link, is needed longer than any worker's link (*server
+queueing*); else to the links (*bandwidth*). Delays that follow one another are *latency*, and so is
+TCP's slow start on links that have such delays; the rest is *transport* (copies, protocol, CPU).
 """
 
-from paceline import spec
 from paceline.explain import limits
-from paceline.explain.facts import Facts, WorkerFacts
+from paceline.explain.facts import Facts
 from paceline.explain.findings import Part
+from paceline.explain.needs import Needs, needs_of, rounds
 from paceline.units import format_bandwidth, format_bytes, format_seconds
 
 NAMES = (
@@ -24,113 +24,118 @@ NAMES = (
 )
 """In the order in which they are shown."""
 
+OVERLAP_FRACTION = 0.4
+"""Share of backward behind which bytes travel where delays do not keep them from it: 0.44 of it in
+a ring of two hosts at 200 Mbit/s, 0.66 where workers serve."""
+
+SERVER_BINDS = 1.15
+"""A server is what binds when it is needed this much longer than any worker's link."""
+
+Divided = dict[str, tuple[float, str]]
+"""Part -> seconds, and the counter that proves them."""
+
 
 def parts(facts: Facts, baseline: Facts | None = None) -> tuple[Part, ...]:
     """The typical worker's step in parts; beside a baseline, each part against its share there."""
-    typical, seconds, counters = facts.typical, *_divide(facts)
+    typical, divided = facts.typical, _divide(facts)
     ideal = dict.fromkeys(NAMES, 0.0)
     if baseline is None:
-        ideal["compute"] = seconds["compute"]
+        ideal["compute"] = divided["compute"][0]
     else:
         scale = typical.samples / baseline.typical.samples
-        ideal |= {name: scale * part for name, part in _divide(baseline)[0].items()}
+        ideal |= {name: scale * seconds for name, (seconds, _) in _divide(baseline).items()}
     return tuple(
         Part(
             name=name,
-            seconds=seconds[name],
-            fraction=seconds[name] / typical.step_seconds,
-            lost_seconds=seconds[name] - ideal[name],
-            counter=counters[name],
+            seconds=divided[name][0],
+            fraction=divided[name][0] / typical.step_seconds,
+            lost_seconds=divided[name][0] - ideal[name],
+            counter=divided[name][1],
         )
         for name in NAMES
-        if seconds[name] or ideal[name]
+        if divided[name][0] or ideal[name]
     )
 
 
-def _divide(facts: Facts) -> tuple[dict[str, float], dict[str, str]]:
+def server_binds(needs: Needs) -> bool:
+    """Whether the servers, and not the workers' links, are what an exchange waits for."""
+    return needs.of_role("server") > SERVER_BINDS * needs.of_role("worker")
+
+
+def busiest_server(needs: Needs) -> str:
+    return max(
+        (seconds, name)
+        for wire in (needs.out, needs.into, needs.serving)
+        for name, seconds in wire.items()
+        if name.startswith("server")
+    )[1]
+
+
+def busiest_worker_link(needs: Needs) -> str:
+    return max(
+        (seconds, name)
+        for wire in (needs.out, needs.into)
+        for name, seconds in wire.items()
+        if name.startswith("worker")
+    )[1]
+
+
+def _divide(facts: Facts) -> Divided:
     """Seconds of each part, and the counter that proves it."""
     typical = facts.typical
     phases, name = typical.phases, typical.name
-    seconds = dict.fromkeys(NAMES, 0.0)
-    counters = {
-        "compute": f"{name}: forward {format_seconds(phases['forward'])}, "
-        f"backward {format_seconds(phases['backward'])}, "
-        f"update {format_seconds(phases['update'])}",
-        "input": f"{name}: input",
-        "wait": _last_in_words(facts),
-        "overhead": f"{name}: step minus its phases",
+    computed = f"{name}: forward {format_seconds(phases['forward'])}, backward "
+    computed += f"{format_seconds(phases['backward'])}, update {format_seconds(phases['update'])}"
+    divided: Divided = dict.fromkeys(NAMES, (0.0, ""))
+    divided |= {
+        "compute": (typical.compute_seconds, computed),
+        "input": (phases["input"], f"{name}: input"),
+        "wait": (phases["wait"], _last_in_words(facts)),
+        "overhead": (typical.overhead_seconds, f"{name}: step minus its phases"),
     }
-    seconds["compute"] = typical.compute_seconds
-    seconds["input"], seconds["wait"] = phases["input"], phases["wait"]
-    seconds["overhead"] = typical.overhead_seconds
     if not facts.exchanges:
         # One worker has nobody to exchange with: what follows its last gradient is bookkeeping.
-        seconds["overhead"] += phases["exchange_exposed"]
-        return seconds, counters
-    for part, (amount, counter) in _exchange(facts, typical).items():
-        seconds[part], counters[part] = amount, counter
-    return seconds, counters
+        after = typical.overhead_seconds + phases["exchange_exposed"]
+        divided["overhead"] = after, divided["overhead"][1]
+        return divided
+    return divided | _exchange(facts, needs_of(facts))
 
 
-def _exchange(facts: Facts, typical: WorkerFacts) -> dict[str, tuple[float, str]]:
-    """Exposed exchange, divided by what is needed for it.
-
-    Needs may overlap with compute and with each other. Where they come to more than what was
-    exposed, each is charged with its share; what they leave unexplained is transport.
-    """
-    exposed = typical.phases["exchange_exposed"]
-    needs = {
-        "exchange: bandwidth": _bandwidth(facts),
-        "exchange: latency": _latency(facts, typical),
-        "exchange: server queueing": _queueing(facts),
-    }
-    total = sum(max(0.0, need) for need, _ in needs.values())
-    scale = min(1.0, exposed / total) if total > 0 else 0.0
-    divided = {name: (scale * max(0.0, need), why) for name, (need, why) in needs.items()}
-    left = max(0.0, exposed - sum(seconds for seconds, _ in divided.values()))
+def _exchange(facts: Facts, needs: Needs) -> Divided:
+    """Exposed exchange, charged to what it waits for; what is hidden, is so in equal parts."""
+    # What bytes alone would leave open; delays are charged with the rest, up to what they can cost.
+    backward = facts.typical.phases["backward"]
+    bytes_alone = max(0.0, needs.busiest - OVERLAP_FRACTION * backward)
+    open_to_delay = max(0.0, needs.exposed - bytes_alone)
+    delay = min(open_to_delay, needs.latency + needs.slow_start) if needs.latency else 0.0
+    binding = min(needs.busiest, needs.exposed - delay)
+    left = max(0.0, needs.exposed - binding - delay)
+    crossed = f"{rounds(facts):g} messages one after the other"
+    proof = f"{crossed}, {format_seconds(needs.latency)} in all; TCP's slow start"
     why = "links unknown" if not facts.links else "what links and servers do not account for"
-    counter = f"{typical.name}: exchange_exposed; {why}"
-    return {**divided, "exchange: transport": (left, counter)}
+    if facts.shares_memory:
+        why = "through shared memory"
+    divided: Divided = {
+        "exchange: latency": (delay, proof),
+        "exchange: transport": (left, f"{facts.typical.name}: exchange_exposed; {why}"),
+    }
+    if needs.busiest > 0:
+        name = "exchange: server queueing" if server_binds(needs) else "exchange: bandwidth"
+        divided[name] = binding, _binding_in_words(facts, needs)
+    return divided
 
 
-def _bandwidth(facts: Facts) -> tuple[float, str]:
-    """Time the busiest worker's link was busy: in a synchronous exchange all wait for it."""
-    found = limits.link_seconds(facts, "worker")
-    if found is None:
-        return 0.0, ""
-    name, seconds = found
+def _binding_in_words(facts: Facts, needs: Needs) -> str:
+    binds = server_binds(needs)
+    name = busiest_server(needs) if binds else busiest_worker_link(needs)
+    wire = max(needs.out.get(name, 0.0), needs.into.get(name, 0.0))
+    work = needs.serving.get(name, 0.0)
+    if work > wire:
+        return f"{name}: CPU, {limits.busy(facts, work):.0%} of the time"
     size = format_bytes(facts.traffic[name].busier_bytes)
     cable = format_bandwidth(facts.links[name].bandwidth_bits_per_second)
-    busy = f"its {cable} link is busy {format_seconds(seconds)}"
-    return seconds, f"{name}: {size} per step and direction; {busy}"
-
-
-def _latency(facts: Facts, typical: WorkerFacts) -> tuple[float, str]:
-    if typical.name not in facts.links:
-        return 0.0, ""
-    delay = facts.links[typical.name].latency_seconds
-    workers = facts.summary.workers
-    # A frame crosses its sender's and its receiver's cable.
-    rounds = 2 * (workers - 1) if isinstance(facts.architecture, spec.Ring) else 2
-    counter = f"{rounds} messages one after the other, {format_seconds(delay)} a cable"
-    return 2 * delay * rounds, counter
-
-
-def _queueing(facts: Facts) -> tuple[float, str]:
-    """What the busiest server, or its link, needed beyond a worker's own link."""
-    workers = limits.link_seconds(facts, "worker")
-    own = workers[1] if workers else 0.0
-    candidates = []
-    servers = limits.link_seconds(facts, "server")
-    if servers is not None:
-        name, seconds = servers
-        size = format_bytes(facts.traffic[name].busier_bytes)
-        counter = f"{name}: {size} per step; its link is busy {format_seconds(seconds)}"
-        candidates.append((seconds - own, counter))
-    serving = limits.serving_seconds(facts)
-    if serving is not None:
-        candidates.append((serving[1] - own, serving[2]))
-    return max(candidates, default=(0.0, ""))
+    busy = f"its {cable} link is busy {format_seconds(wire)}"
+    return f"{name}: {size} per step and direction; {busy}"
 
 
 def _last_in_words(facts: Facts) -> str:

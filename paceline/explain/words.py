@@ -1,172 +1,253 @@
-"""Findings in sentences: causes, actions, and the one sentence that ends a run."""
+"""Findings in sentences: causes, and the one or two sentences that end a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from paceline import spec
-from paceline.explain import limits
-from paceline.explain.causes import Loss
+from paceline.explain import difference, limits
+from paceline.explain import learning as learn
+from paceline.explain.actions import pauses
+from paceline.explain.causes import Evidence, Loss, first_steps_excess, slow_cable
 from paceline.explain.facts import Facts
-from paceline.explain.findings import Action, Late
-from paceline.units import format_bandwidth, format_seconds
+from paceline.explain.findings import Action, CauseName, Gain, Late
+from paceline.explain.machine import is_full
+from paceline.explain.parts import busiest_server, busiest_worker_link
+from paceline.units import format_bandwidth, format_bytes, format_seconds
 
 REASONS = {"input": "input", "compute": "compute", "link": "exchange", "overhead": "bookkeeping"}
+PAUSES = {"script": "the script's own pauses", "checkpoint": "checkpoints"}
 
 
-def cause_text(facts: Facts, loss: Loss, late: Late | None, baseline: Facts | None) -> str:
+def cause_text(evidence: Evidence, loss: Loss) -> str:
     """One sentence without its full stop: what costs how much, and what is behind it."""
-    step = facts.typical.step_seconds
-    cost = f"{format_seconds(loss.seconds)} of each {format_seconds(step)} step"
-    cost += f" ({loss.seconds / step:.0%})"
-    if loss.name == "slow-worker" and late is not None:
-        return f"waiting for {late.worker} takes {cost}: {_why_late(late)}"
-    if loss.name == "slow-link" and late is not None and late.reason == "link":
-        return f"waiting for {late.worker} takes {cost}: {_why_late(late)}"
-    return {
-        "slow-link": f"the link is too slow for this exchange, which takes {cost}{_cable(facts)}",
-        "latency": f"the delay of the links takes {cost}",
-        "server": f"queueing at {_busiest_server(facts)} takes {cost}",
-        "transport": f"moving gradients between processes takes {cost}{_cores(facts)}",
-        "jitter": f"waiting for whoever is last takes {cost}; no worker is slower than the rest",
-        "input": f"the input is too slow: workers wait for samples {cost}",
-        "small-batch": f"the batch of {facts.typical.samples:g} a worker is too small: what a step "
-        f"costs with any batch takes {cost}",
-        "compute": f"computing takes {cost} longer than in the baseline{_cores(facts)}",
-        "overhead": f"time outside all phases takes {cost}",
-        "slow-worker": f"waiting for the slowest worker takes {cost}",
-    }[loss.name]
+    return SENTENCES[loss.name](evidence, _cost(evidence.facts, loss))
 
 
-def actions(facts: Facts, losses: Sequence[Loss], late: Late | None) -> list[Action]:
-    """What to do about each loss, with the gain where the record is enough to compute it."""
-    found = []
-    for loss in losses:
-        if loss.name in ("slow-worker", "jitter"):
-            found += _against_wait(facts, loss, late)
-        elif loss.name == "slow-link":
-            found += _against_bytes(facts, loss)
-        elif loss.name == "server":
-            found.append(_more_servers(facts, loss))
-        elif loss.name == "input":
-            text = "prepare samples ahead of the step: more reading threads, or a cached data set"
-            found.append(Action(text=text, gain_fraction=gain(facts, loss.seconds)))
-        elif loss.name in ("small-batch", "transport", "latency", "overhead"):
-            found.append(_larger_batch(facts, 4))
-        elif loss.name == "compute":
-            text = "give every worker cores or a device of its own"
-            found.append(Action(text=text, gain_fraction=gain(facts, loss.seconds)))
-    unique = {action.text: action for action in found}
-    return list(unique.values())
-
-
-def verdict_text(
-    facts: Facts, causes: Sequence[str], best: Action | None, baseline: Facts | None
-) -> str:
-    """The sentence that ends a run."""
-    typical = facts.typical
-    scaled = ""
-    if baseline is not None:
-        speedup = facts.samples_per_second / baseline.samples_per_second
-        share = speedup * len(baseline.workers) / len(facts.workers)
-        scaled = f"{speedup:.2f} times the baseline's throughput ({share:.0%} of ideal); "
+def verdict_text(evidence: Evidence, causes: Sequence[str], best: Action | None) -> str:
+    """What ends a run: at most what differs, the worst cause, and what to do first."""
+    facts = evidence.facts
     if not causes:
-        share = typical.compute_seconds / typical.step_seconds
-        return (
-            f"Healthy: {scaled}compute is {share:.0%} of each "
-            f"{format_seconds(typical.step_seconds)} step{_full(facts)}."
-        )
-    text = f"{scaled}{causes[0]}" if scaled else causes[0]
-    sentence = text[0].upper() + text[1:]
-    if best is not None and best.gain_fraction is not None:
-        sentence += f"; {best.text}: up to {best.gain_fraction:+.0%}"
-    return f"{sentence}."
+        sentences = [f"Healthy: {_scaled(evidence)}{_healthy_in_words(evidence)}."]
+        return " ".join([*_opening(evidence), *sentences])
+    first = f"{_scaled(evidence)}{causes[0]}"
+    sentences = [*_opening(evidence), f"{_capital(first)}."]
+    if best is not None:
+        sentences.append(f"Next: {best.text}{gain_text(best.gain)}.")
+    if evidence.failure and len(causes) > 1 and facts.typical.steps > 1:
+        sentences.append(f"Until then, {causes[1]}.")
+    return " ".join(sentences)
 
 
-def gain(facts: Facts, seconds: float) -> float:
-    """By how much throughput rises when each step is shorter by `seconds`."""
-    step = facts.typical.step_seconds
-    return step / max(step - seconds, 1e-9) - 1
-
-
-def _why_late(late: Late) -> str:
-    what, by = REASONS[late.reason], format_seconds(late.seconds)
-    if late.factor is None:
-        return f"its {what} makes it {by} late"
-    return f"its {what} takes {late.factor:.1f} times the typical worker's and makes it {by} late"
-
-
-def _against_wait(facts: Facts, loss: Loss, late: Late | None) -> list[Action]:
-    faster = gain(facts, loss.seconds)
-    if late is None:
-        text = "let no step wait for all: server:mode=quorum or bounded"
-        return [Action(text=text)]
-    what = REASONS[late.reason]
-    found = [Action(text=f"bring {late.worker}'s {what} to the others' pace", gain_fraction=faster)]
-    if late.reason == "compute":
-        text = f"or give {late.worker} a smaller share of each batch ([cluster] shares)"
-        found.append(Action(text=text, gain_fraction=_even_out(facts)))
-    return found
-
-
-def _even_out(facts: Facts) -> float | None:
-    """Throughput when samples are shared so that all workers are ready together."""
-    times = [worker.compute_seconds + worker.phases["input"] for worker in facts.workers]
-    rates = [w.samples / seconds for w, seconds in zip(facts.workers, times, strict=True)]
-    together = sum(worker.samples for worker in facts.workers) / sum(rates)
-    return gain(facts, max(times) - together)
-
-
-def _against_bytes(facts: Facts, loss: Loss) -> list[Action]:
-    kind, found = facts.architecture, []
-    if isinstance(kind, spec.Server) and kind.compression == "none":
-        text = "halve the bytes with compression=bf16"
-        found.append(Action(text=text, gain_fraction=gain(facts, loss.seconds / 2)))
-    return [*found, _larger_batch(facts, 2)]
-
-
-def _more_servers(facts: Facts, loss: Loss) -> Action:
-    count = max(1, len(facts.servers))
-    servers = limits.link_seconds(facts, "server")
-    spared = loss.seconds / 2 if servers is None else min(loss.seconds, servers[1] / 2)
-    text = f"use {2 * count} servers in place of {count}, or placement=colocated"
-    return Action(text=text, gain_fraction=gain(facts, spared))
-
-
-def _larger_batch(facts: Facts, factor: int) -> Action:
-    """Each step does `factor` times the samples for the same fixed cost."""
-    typical = facts.typical
-    grows = typical.phases["forward"] + typical.phases["backward"] + typical.phases["input"]
-    longer = typical.step_seconds + (factor - 1) * grows
-    samples = round(typical.samples * factor)
-    text = f"raise the batch to {samples} a worker, where the optimizer allows it"
-    return Action(text=text, gain_fraction=factor * typical.step_seconds / longer - 1)
-
-
-def _cable(facts: Facts) -> str:
-    found = limits.link_seconds(facts, "worker")
-    if found is None:
+def gain_text(gain: Gain | None) -> str:
+    """A range of throughput: " (+20 to +35 % throughput)"; empty when not known."""
+    if gain is None:
         return ""
-    name, seconds = found
+    low, high = (round(100 * value) for value in (gain.low, gain.high))
+    shown = f"{low:+d}" if low == high else f"{low:+d} to {high:+d}"
+    return f" ({shown} % throughput)"
+
+
+def ideal_text(facts: Facts, baseline: Facts | None) -> str:
+    if baseline is None:
+        return f"{facts.typical.name}'s compute alone"
+    return f"{baseline.name}'s step for {facts.typical.samples:g} samples"
+
+
+def _opening(evidence: Evidence) -> list[str]:
+    """Two runs: what differs between the experiments, unless it is only the number of workers."""
+    if evidence.baseline is None:
+        return []
+    found = difference.differs(evidence.facts, evidence.baseline)
+    return [f"{_capital(difference.opening(found))}."]
+
+
+def _scaled(evidence: Evidence) -> str:
+    if evidence.baseline is None:
+        return ""
+    text = f"{difference.speedup(evidence.facts, evidence.baseline):.2f} times the baseline's "
+    text += "throughput"
+    share = evidence.efficiency
+    return text + (f" ({share:.0%} of ideal); " if share is not None else "; ")
+
+
+def _healthy_in_words(evidence: Evidence) -> str:
+    facts = evidence.facts
+    share = facts.typical.compute_seconds / facts.typical.step_seconds
+    step = format_seconds(facts.typical.step_seconds)
+    text = f"compute is {share:.0%} of each {step} step"
+    if is_full(facts) and facts.computes_here:
+        text += f", and the {facts.cores} cores are full"
+    found = evidence.learning
+    if found is not None and found.staleness is not None and found.staleness >= learn.STALE:
+        text += f"; gradients are {found.staleness:.1f} updates old on average, and the loss falls "
+        text += f"from {found.first:.3g} to {found.last:.3g}"
+    return text
+
+
+def _cost(facts: Facts, loss: Loss) -> str:
+    step = facts.typical.step_seconds
+    return f"{format_seconds(loss.seconds)} of each {format_seconds(step)} step" + (
+        f" ({loss.seconds / step:.0%})"
+    )
+
+
+def _loss_in_words(evidence: Evidence) -> str:
+    facts, found = evidence.facts, evidence.learning
+    assert found is not None
+    if found.not_finite_from is not None:
+        return f"the loss is not a number from step {found.not_finite_from} on: nothing is learnt"
+    stale = found.staleness
+    old = f": gradients are {stale:.1f} updates old on average" if stale else ""
+    if learn.at_chance(facts, found):
+        text = f"the loss stays at {found.last:.3f}, which is guessing"
+        text += f" (ln of the classes: {found.chance:.3f})"
+    elif found.last > found.first:
+        text = f"the loss rises from {found.first:.3g} to {found.last:.3g}"
+    elif old and found.at_equal_samples is not None:
+        own, other = found.at_equal_samples
+        text = f"the loss is {own:.3g} where the baseline's is {other:.3g} after as many samples"
+    else:
+        step, worst = learn.worst(facts)
+        text = f"the loss rose to {worst:.3g} at step {step}, from {found.first:.3g}"
+    return text + old
+
+
+def _pauses_in_words(facts: Facts) -> str:
+    by_kind = pauses(facts)
+    what = max(by_kind, key=lambda kind: by_kind[kind])
+    whole = facts.typical.step_seconds + facts.typical.paused_seconds
+    share = facts.typical.paused_seconds / whole
+    rate = sum(w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers)
+    text = f"{PAUSES.get(what, what)} take {share:.0%} of the time: "
+    text += f"{rate:.3g} samples/s in all, {facts.samples_per_second:.3g} while training"
+    return text
+
+
+def _first_steps_in_words(facts: Facts) -> str:
+    wall = facts.summary.wall_seconds
+    assert isinstance(wall, dict)
+    seconds, whole = first_steps_excess(facts), sum(wall.values())
+    count = facts.experiment.measurement.warmup_steps
+    return (
+        f"the first {count} steps take {format_seconds(seconds)} longer than as many later ones, "
+        f"of {format_seconds(whole)} in all"
+    )
+
+
+def _waiting(late: Late | None, cost: str) -> str:
+    if late is None:
+        return f"waiting for the slowest worker takes {cost}"
+    what, by = REASONS[late.reason], format_seconds(late.seconds)
+    why = f"its {what} makes it {by} late"
+    if late.factor is not None:
+        why = f"its {what} takes {late.factor:.1f} times the typical worker's"
+        why += f" and makes it {by} late"
+    return f"waiting for {late.worker} takes {cost}: {why}"
+
+
+def _cable_in_words(evidence: Evidence, cost: str) -> str:
+    facts = evidence.facts
+    name = slow_cable(facts, evidence.needs)
+    rates = sorted(link.bandwidth_bits_per_second for link in facts.links.values())
+    own = format_bandwidth(facts.links[name].bandwidth_bits_per_second)
+    usual = format_bandwidth(rates[len(rates) // 2])
+    return f"the cable of {name} is slow: {own} where the others have {usual}; it costs {cost}"
+
+
+def _link_in_words(evidence: Evidence) -> str:
+    facts, needs = evidence.facts, evidence.needs
+    if not needs.out:
+        return ""
+    name = busiest_worker_link(needs)
+    seconds = max(needs.out[name], needs.into[name])
     cable = format_bandwidth(facts.links[name].bandwidth_bits_per_second)
-    return f": {name}'s {cable} link is busy {seconds / facts.typical.step_seconds:.0%} of the time"
+    return f": {name}'s {cable} link is busy {limits.busy(facts, seconds):.0%} of the time"
 
 
-def _busiest_server(facts: Facts) -> str:
-    link, serving = limits.link_seconds(facts, "server"), limits.serving_seconds(facts)
-    busy = [(found[1], found[0]) for found in (link, serving) if found is not None]
-    return max(busy)[1] if busy else "the servers"
+def _server_in_words(evidence: Evidence) -> str:
+    facts, needs = evidence.facts, evidence.needs
+    name = busiest_server(needs)
+    work = needs.serving.get(name, 0.0)
+    wire = max(needs.out.get(name, 0.0), needs.into.get(name, 0.0))
+    what = "its link" if wire >= work else "it"
+    return f": {what} is busy {limits.busy(facts, max(work, wire)):.0%} of the time"
+
+
+def _unsteady_in_words(evidence: Evidence, cost: str) -> str:
+    found = evidence.unsteady
+    if found is None:
+        return f"slow steps take {cost}"
+    phase = {"outside": "time outside all phases", "exchange_exposed": "exchange"}
+    named = phase.get(found.phase, found.phase)
+    return (
+        f"one step in {found.every} takes {found.factor:.1f} times as long: {named} of "
+        f"{found.worker} takes {cost} on average"
+    )
+
+
+def _short(evidence: Evidence) -> str:
+    short, facts = evidence.shortage, evidence.facts
+    if short is None:
+        return ""
+    if short.name == "cpu-taken":
+        return f"; they use {short.others:.1f} of {facts.cores}"
+    return f"; {short.wanted} threads share {facts.cores} cores"
 
 
 def _full(facts: Facts) -> str:
-    busy = _busy(facts)
-    return f", and the {facts.cores} cores are full" if busy else ""
+    full = facts.experiment.engine in ("here", "tunnel") and is_full(facts)
+    return f"; all {facts.cores} cores are busy" if full else ""
 
 
-def _cores(facts: Facts) -> str:
-    return f"; all {facts.cores} cores are busy" if _busy(facts) else ""
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
-def _busy(facts: Facts) -> bool:
-    if facts.experiment.engine != "here" or not facts.cores:
-        return False
-    used = limits.busy_cores(facts)
-    return used is not None and used >= limits.BUSY_FRACTION * facts.cores
+def _memory(evidence: Evidence, cost: str) -> str:
+    facts = evidence.facts
+    left = format_bytes(facts.least_available_bytes or 0)
+    return f"memory is full: {left} of {format_bytes(facts.memory_bytes)} were left"
+
+
+SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
+    "failed": lambda e, cost: e.failure,
+    "lost": lambda e, cost: e.lost,
+    "not-finite": lambda e, cost: _loss_in_words(e),
+    "diverged": lambda e, cost: _loss_in_words(e),
+    "staleness": lambda e, cost: _loss_in_words(e),
+    "chance": lambda e, cost: _loss_in_words(e),
+    "memory": _memory,
+    "cores": lambda e, cost: f"cores are short: waiting for one takes {cost}{_short(e)}",
+    "cpu-taken": lambda e, cost: (
+        f"other processes have the cores: waiting for one takes {cost}{_short(e)}"
+    ),
+    "pauses": lambda e, cost: _pauses_in_words(e.facts),
+    "first-steps": lambda e, cost: _first_steps_in_words(e.facts),
+    "intermittent": lambda e, cost: _unsteady_in_words(e, cost),
+    "slow-cable": lambda e, cost: _cable_in_words(e, cost),
+    "slow-link": lambda e, cost: (
+        f"the link is too slow for this exchange, which takes {cost}{_link_in_words(e)}"
+    ),
+    "latency": lambda e, cost: (
+        f"the delay of the links takes {cost}: messages wait for each other, not for bandwidth"
+    ),
+    "compression": lambda e, cost: f"compressing gradients takes {cost}, and saves less than that",
+    "transport": lambda e, cost: f"moving gradients between processes takes {cost}{_full(e.facts)}",
+    "server": lambda e, cost: (
+        f"queueing at {busiest_server(e.needs)} takes {cost}{_server_in_words(e)}"
+    ),
+    "slow-worker": lambda e, cost: _waiting(e.late, cost),
+    "jitter": lambda e, cost: (
+        f"waiting for whoever is last takes {cost}; no worker is slower than the rest"
+    ),
+    "input": lambda e, cost: f"the input is too slow: workers wait for samples {cost}",
+    "small-batch": lambda e, cost: (
+        f"the batch of {e.facts.typical.samples:g} a worker is too small: "
+        f"what a step costs with any batch takes {cost}"
+    ),
+    "compute": lambda e, cost: (
+        f"computing takes {cost} longer than in the baseline{_full(e.facts)}"
+    ),
+    "overhead": lambda e, cost: (
+        f"the script spends {cost} outside input, forward, backward and update"
+    ),
+}
+"""What is said of each cause, without its full stop; `cost` is its share of a step in words."""

@@ -19,7 +19,7 @@ import msgspec
 
 from paceline.errors import MissingError, SpecError, suggest
 from paceline.launch.identity import from_paceline, to_environment
-from paceline.launch.local import MemberCommand
+from paceline.launch.process import MemberCommand
 
 PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "CUDA_", "PYTHONUNBUFFERED")
 """How the variables begin that mean the same inside."""

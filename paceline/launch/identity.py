@@ -34,6 +34,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Number among the members of this host."""
 
     local_members: int = 1
+    local_workers: int = 1
+    """How many of them are workers; those are numbered first."""
+
     launcher: str = "none"
     run: str = ""
     """The run folder; empty when nothing is recorded."""
@@ -49,6 +52,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     store_is_kept: bool = False
     """The launcher itself serves the store at `coordinator`; worker 0 joins it like the others."""
+
+    master: str = ""
+    """host:port kept free on worker 0's host, for a script that makes torch's own groups."""
 
     attempt: int = 0
     """How often the launcher has restarted this job; notes in a kept store outlive an attempt."""
@@ -79,9 +85,36 @@ def member_name(index: int, workers: int) -> str:
     return f"worker{index}" if index < workers else f"server{index - workers}"
 
 
+TORCH_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+"""What torch's own launcher sets and torch.distributed reads; a member inherits none of them."""
+
+
 def to_environment(identity: Identity) -> dict[str, str]:
-    """What our own launcher puts into a member's environment; `identify` reads it back."""
-    return {"PACELINE_MEMBER": msgspec.json.encode(identity).decode()}
+    """What our own launcher puts into a member's environment; `identify` reads it back.
+
+    A worker gets what torchrun would tell it as well, for scripts that look there. Ours is asked
+    first, so it is never taken for one of torchrun's.
+    """
+    told = {"PACELINE_MEMBER": msgspec.json.encode(identity).decode()}
+    if identity.role == "worker" and identity.master:
+        address, _, port = identity.master.rpartition(":")
+        told |= {
+            "RANK": str(identity.rank),
+            "WORLD_SIZE": str(identity.workers),
+            "LOCAL_RANK": str(identity.local_index),
+            "LOCAL_WORLD_SIZE": str(identity.local_workers),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+        }
+    return told
 
 
 def from_paceline(environ: Mapping[str, str]) -> Identity | None:

@@ -4,41 +4,18 @@ Knows commands, not training: the tunnel and containers start their members here
 command lines.
 """
 
-import contextlib
-import ctypes
 import os
 import selectors
-import signal
-import subprocess
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import msgspec
+from paceline.errors import DeadlineError, Interrupted
+from paceline.launch.interruption import INTERRUPT_SECONDS, Interruption
+from paceline.launch.process import MemberCommand, Output, Process, end_all
+from paceline.launch.words import LastWords, ending, first_cause, is_settled
 
-from paceline.errors import DeadlineError, MemberError
-
-PR_SET_PDEATHSIG = 1
-GRACE_SECONDS = 5.0
-LAST_LINES = 12
-LAST_WORDS_SECONDS = 1.0
-
-
-class MemberCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """One member as a command line."""
-
-    name: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    cores: tuple[int, ...] = ()
-    """Cores it may run on; all when empty."""
-
-    descriptors: tuple[int, ...] = ()
-    """Open files it inherits."""
-
-
-Output = Callable[[str, str], None]
-"""Called with a member's name and one line it printed."""
+TURN_SECONDS = 0.1
 
 
 def supervise(
@@ -48,32 +25,27 @@ def supervise(
     tick: Callable[[], None] = lambda: None,
     deadline_seconds: float | None = None,
     started: Callable[[str, int], None] = lambda name, pid: None,
+    logs: Path | None = None,
 ) -> None:
     """Run all members to their end; return when each has ended well.
 
-    The first member to fail ends the others and is raised as MemberError. `tick` is called several
-    times a second. Nothing is left running, however this returns.
+    The first member to fail ends the others and is raised as MemberError. Ctrl-C and SIGTERM reach
+    the workers, which have a while to end by themselves, and are raised as Interrupted. `tick` is
+    called several times a second. With `logs` a file there keeps what each member printed. Nothing
+    is left running, however this returns.
     """
-    running: list[Process] = []
     deadline = None if deadline_seconds is None else time.monotonic() + deadline_seconds
-    with selectors.DefaultSelector() as selector:
-        try:
-            for command in commands:
-                process = Process(command, output)
-                running.append(process)
-                selector.register(process.pipe, selectors.EVENT_READ, process)
-                started(command.name, process.popen.pid)
-            while any(not process.done for process in running):
-                for key, _ in selector.select(timeout=0.1):
-                    if not key.data.read():
-                        selector.unregister(key.fileobj)
-                _raise_first_failure(running)
-                tick()
-                if deadline is not None and time.monotonic() > deadline:
-                    missing = [p.command.name for p in running if not p.done]
-                    raise DeadlineError("run", deadline_seconds or 0.0, missing)
-        finally:
-            end_all(running)
+    with Interruption() as interruption, _Members(output, logs, tick) as members:
+        for command in commands:
+            started(command.name, members.start(command))
+        while not members.done:
+            members.turn()
+            if interruption.received:
+                members.interrupt(interruption)
+                raise Interrupted(interruption.received[0])
+            members.raise_first_cause()
+            if deadline is not None and time.monotonic() > deadline:
+                raise DeadlineError("run", deadline_seconds or 0.0, members.silent)
 
 
 def share_cores(workers: int) -> list[tuple[int, ...]]:
@@ -85,105 +57,78 @@ def share_cores(workers: int) -> list[tuple[int, ...]]:
     return [tuple(cores[rank * each : (rank + 1) * each]) for rank in range(workers)]
 
 
-class Process:
-    """One running member and the line it is in the middle of. Ray's actors hold one too."""
+class _Members:
+    """The members of one job while they run; all are ended when the block is left."""
 
-    def __init__(self, command: MemberCommand, output: Output) -> None:
-        self.command = command
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._output, self._partial, self._closed = output, b"", False
-        self._ended_at: float | None = None
-        parent = os.getpid()
-        self.popen = subprocess.Popen(
-            command.argv,
-            env=dict(command.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=command.descriptors,
-            preexec_fn=lambda: _in_child(parent, command.cores),
-        )
-        assert self.popen.stdout is not None
-        self.pipe = self.popen.stdout
-        os.set_blocking(self.pipe.fileno(), False)
+    def __init__(self, output: Output, logs: Path | None, tick: Callable[[], None]) -> None:
+        self._output, self._logs, self._tick = output, logs, tick
+        self._running: list[Process] = []
+        self._selector = selectors.DefaultSelector()
+        self._failed_at: float | None = None
+
+    def __enter__(self) -> "_Members":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        end_all(self._running)
+
+    def start(self, command: MemberCommand) -> int:
+        log = None if self._logs is None else self._logs / f"{command.name}.log"
+        process = Process(command, self._output, LastWords(), log)
+        self._running.append(process)
+        for stream, pipe in process.pipes.items():
+            self._selector.register(pipe, selectors.EVENT_READ, (process, stream))
+        self._selector.register(process.ended, selectors.EVENT_READ, (process, ""))
+        return process.popen.pid
 
     @property
     def done(self) -> bool:
-        """It has ended, and what it printed has been passed on.
+        return all(process.done for process in self._running)
 
-        A process that it left behind may hold its output open; that is not waited for.
+    @property
+    def silent(self) -> list[str]:
+        return [process.command.name for process in self._running if not process.done]
+
+    def turn(self) -> None:
+        """Wait a moment for output and endings, and take what came."""
+        for key, _ in self._selector.select(timeout=TURN_SECONDS):
+            process, stream = key.data
+            still = process.read(stream) if stream else process.status is None
+            if not still:
+                self._selector.unregister(key.fileobj)
+        for process in self._running:
+            process.pass_on_parts()
+        self._tick()
+
+    def raise_first_cause(self) -> None:
+        """Raise MemberError once a member has failed and it is clear which one failed first."""
+        failed = [process for process in self._running if process.status]
+        if not failed:
+            return
+        now = time.monotonic()
+        self._failed_at = self._failed_at or now
+        for process in failed:
+            process.read_all()
+        endings = [
+            ending(p.command.name, p.popen.returncode, p.ended_at or now, p.words) for p in failed
+        ]
+        running = [process for process in self._running if process.status is None]
+        if is_settled(endings, len(running), now - self._failed_at):
+            well = {p.command.name: p.ended_at or now for p in self._running if p.status == 0}
+            raise first_cause(endings, well)
+
+    def interrupt(self, interruption: Interruption) -> None:
+        """Pass the signal on to the workers, and wait until they ended, for a while.
+
+        Servers stay, because workers that save their weights may need them. A second signal ends
+        the patience.
         """
-        if self.popen.poll() is None:
-            return False
-        self._ended_at = self._ended_at or time.monotonic()
-        return self._closed or time.monotonic() > self._ended_at + LAST_WORDS_SECONDS
-
-    def read(self) -> bool:
-        """Pass on what was printed so far; False once the member has closed its output."""
-        while content := self.pipe.read(65536):
-            *lines, self._partial = (self._partial + content).split(b"\n")
-            for line in lines:
-                self._pass_on(line)
-        if content is None:  # nothing more for now
-            return True
-        if self._partial:
-            self._pass_on(self._partial)
-            self._partial = b""
-        self._closed = True
-        return False
-
-    def _pass_on(self, line: bytes) -> None:
-        # A carriage return rewrites a line on a terminal; here only its last state matters.
-        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-        self.last_lines.append(text)
-        self._output(self.command.name, text)
-
-
-def _in_child(parent: int, cores: tuple[int, ...]) -> None:
-    """Between fork and exec: die with the launcher, even when it is killed; keep to own cores."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
-def _raise_first_failure(running: Sequence[Process]) -> None:
-    failed = [p for p in running if p.popen.poll() not in (None, 0)]
-    if not failed:
-        return
-    # Members that lose a peer fail too, within moments; the one that said an error of ours, or was
-    # killed from outside, is the cause. Wait a moment so that every exit status is known.
-    time.sleep(0.2)
-    for process in running:
-        if not process._closed:
-            process.read()
-    failed = [p for p in running if p.popen.poll() not in (None, 0)]
-    first = min(failed, key=lambda p: blame(p.popen.returncode, p.last_lines))
-    raise MemberError(first.command.name, first.popen.returncode, list(first.last_lines))
-
-
-def blame(exit_status: int, last_lines: Sequence[str]) -> int:
-    """Order of suspicion: killed or given bad input, then the rest, then those that lost a peer."""
-    words = "\n".join(last_lines)
-    if "Connection closed by peer" in words or "Connection reset by peer" in words:
-        return 2
-    return 0 if exit_status < 0 or exit_status == 2 else 1
-
-
-def end_all(running: Sequence[Process]) -> None:
-    for signal_number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-        alive = [p for p in running if p.popen.poll() is None]
-        for process in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.popen.pid, signal_number)
-        until = time.monotonic() + grace
-        for process in alive:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(max(0.0, until - time.monotonic()))
-    for process in running:
-        # What a member itself started and forgot shares its process group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.popen.pid, signal.SIGKILL)
-        process.pipe.close()
+        workers = [process for process in self._running if not process.command.serves]
+        for process in workers:
+            process.signal(interruption.received[0])
+        until = time.monotonic() + INTERRUPT_SECONDS
+        while any(not process.done for process in workers) and time.monotonic() < until:
+            if len(interruption.received) > 1:
+                break
+            self.turn()

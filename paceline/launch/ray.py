@@ -18,17 +18,19 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import DeadlineError, MemberError, MissingError
+from paceline.errors import DeadlineError, Interrupted, MemberError, MissingError
 from paceline.launch.identity import Identity, from_paceline, to_environment
-from paceline.launch.local import (
+from paceline.launch.interruption import INTERRUPT_SECONDS, Interruption
+from paceline.launch.ports import reserve
+from paceline.launch.process import (
     GRACE_SECONDS,
-    LAST_LINES,
     MemberCommand,
     Output,
     Process,
-    blame,
     end_all,
+    open_log,
 )
+from paceline.launch.words import LastWords, ending, first_cause, is_settled
 
 PLACE_SECONDS = 60.0
 POLL_SECONDS = 0.2
@@ -45,6 +47,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     """A port that the member's actor listens on, and hands over to it."""
 
+    master_port: int
+    """A port that the actor keeps free for the script's own use."""
+
 
 class MemberActor:
     """Lives on a member's node, as a Ray actor: starts it, passes on what it prints, ends it."""
@@ -54,10 +59,15 @@ class MemberActor:
 
         address = ray.util.get_node_ip_address()
         self._listener = socket.create_server((address, 0))
-        port = self._listener.getsockname()[1]
-        self._place = Place(host=platform.node(), address=address, port=port)
+        self._reserved = reserve(address)
+        self._place = Place(
+            host=platform.node(),
+            address=address,
+            port=self._listener.getsockname()[1],
+            master_port=self._reserved.getsockname()[1],
+        )
         self._process: Process | None = None
-        self._lines: list[str] = []
+        self._said: list[tuple[str, bytes]] = []
 
     def place(self) -> bytes:
         return msgspec.json.encode(self._place)
@@ -81,16 +91,23 @@ class MemberActor:
             environment={**os.environ, **told, **to_environment(identity)},
             descriptors=descriptors,
         )
-        self._process = Process(command, lambda name, line: self._lines.append(line))
+        self._process = Process(command, self._hear, LastWords())
 
-    def poll(self) -> tuple[list[str], int | None]:
+    def _hear(self, member: str, stream: str, content: bytes) -> None:
+        self._said.append((stream, content))
+
+    def poll(self) -> tuple[list[tuple[str, bytes]], int | None]:
         """What was printed since the last call, and the exit status once there is one."""
         assert self._process is not None, "start comes first"
-        if not self._process.done:
-            self._process.read()
+        self._process.read_all()
+        self._process.pass_on_parts()
         status = self._process.popen.returncode if self._process.done else None
-        lines, self._lines = self._lines, []
-        return lines, status
+        said, self._said = self._said, []
+        return said, status
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None, "start comes first"
+        self._process.signal(number)
 
     def files(self, folder: str, member: str) -> dict[str, bytes]:
         """What the member has recorded."""
@@ -101,6 +118,7 @@ class MemberActor:
         if self._process is not None:
             end_all([self._process])
         self._listener.close()
+        self._reserved.close()
 
 
 class Placed:
@@ -115,9 +133,10 @@ class Placed:
         """Who each member is, where it is."""
         members, key = len(self.places), secrets.token_hex(32)
         seen: Counter[tuple[str, str]] = Counter()
+        hosts = [(place.host, place.address) for place in self.places]
+        first = self.places[0]
         identities = []
-        for index, place in enumerate(self.places):
-            host = (place.host, place.address)
+        for index, (place, host) in enumerate(zip(self.places, hosts, strict=True)):
             identities.append(
                 Identity(
                     index=index,
@@ -125,9 +144,11 @@ class Placed:
                     servers=members - workers,
                     host=place.host,
                     address=place.address,
-                    coordinator=f"{self.places[0].address}:{self.places[0].port}",
+                    coordinator=f"{first.address}:{first.port}",
                     local_index=seen[host],
-                    local_members=sum((p.host, p.address) == host for p in self.places),
+                    local_members=hosts.count(host),
+                    local_workers=hosts[:workers].count(host),
+                    master=f"{first.address}:{first.master_port}",
                     launcher="paceline",
                     run=str(run),
                     key=key,
@@ -154,42 +175,88 @@ class Placed:
             for actor, command in zip(self._actors, commands, strict=True)
         ]
         ray.get(started, timeout=PLACE_SECONDS)
-        running = dict(enumerate(commands))
-        last: list[list[str]] = [[] for _ in commands]
-        while running:
-            time.sleep(POLL_SECONDS)
-            answers = [self._poll(index, running[index].name) for index in running]
-            failed: list[MemberError] = []
-            for index, (lines, status) in zip(list(running), answers, strict=True):
-                for line in lines:
-                    output(commands[index].name, line)
-                last[index] = [*last[index], *lines][-LAST_LINES:]
-                if status is not None:
-                    name = running.pop(index).name
-                    if status != 0:
-                        failed.append(MemberError(name, status, last[index]))
-                    self._fetch(index, name, folder)
-            tick()
-            if failed:
-                raise min(failed, key=lambda e: blame(e.member_status, e.last_lines))
+        members = [
+            _Member(actor, command, folder, output)
+            for actor, command in zip(self._actors, commands, strict=True)
+        ]
+        with Interruption() as interruption:
+            while any(member.status is None for member in members):
+                _look(members, tick)
+                if interruption.received:
+                    _interrupt(members, tick, interruption)
+                    raise Interrupted(interruption.received[0])
+                _raise_first_cause(members)
 
-    def _poll(self, index: int, name: str) -> tuple[list[str], int | None]:
+
+class _Member:
+    """One member as the driver knows it: what it printed so far, and how it ended."""
+
+    def __init__(self, actor: Any, command: MemberCommand, folder: Path, output: Output) -> None:
+        self.actor, self.command = actor, command
+        self._folder, self._output = folder, output
+        self.words = LastWords()
+        self.status: int | None = None
+        self.ended_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Ask what it printed since the last time, and whether it has ended."""
         import ray
 
         try:
-            lines, status = ray.get(self._actors[index].poll.remote(), timeout=PLACE_SECONDS)
+            said, status = ray.get(self.actor.poll.remote(), timeout=PLACE_SECONDS)
         except ray.exceptions.RayError as error:
             what = f"its Ray node or actor was lost: {type(error).__name__}"
-            raise MemberError(name, 1, [what]) from None
-        return lines, status
+            raise MemberError(self.command.name, 1, [what]) from None
+        for stream, content in said:
+            self.words.add(stream, content, now)
+            with open_log(self._folder / "logs" / f"{self.command.name}.log") as log:
+                log.write(content)
+            self._output(self.command.name, stream, content)
+        if status is not None:
+            self.status, self.ended_at = status, now
+            self._fetch()
 
-    def _fetch(self, index: int, name: str, folder: Path) -> None:
+    def _fetch(self) -> None:
         """Bring an ended member's record here, unless it was written here."""
         import ray
 
-        if not (folder / "members" / f"{name}.json").exists():
-            files = self._actors[index].files.remote(str(folder), name)
-            _write(folder, ray.get(files, timeout=PLACE_SECONDS))
+        name = self.command.name
+        if not (self._folder / "members" / f"{name}.json").exists():
+            files = self.actor.files.remote(str(self._folder), name)
+            _write(self._folder, ray.get(files, timeout=PLACE_SECONDS))
+
+
+def _look(members: Sequence[_Member], tick: Callable[[], None]) -> None:
+    time.sleep(POLL_SECONDS)
+    now = time.monotonic()
+    for member in members:
+        if member.status is None:
+            member.look(now)
+    tick()
+
+
+def _raise_first_cause(members: Sequence[_Member]) -> None:
+    failed = [ending(m.command.name, m.status, m.ended_at, m.words) for m in members if m.status]
+    if not failed:
+        return
+    running = sum(member.status is None for member in members)
+    since = min(member.ended_at for member in members if member.status)
+    if is_settled(failed, running, time.monotonic() - since):
+        raise first_cause(failed, {m.command.name: m.ended_at for m in members if m.status == 0})
+
+
+def _interrupt(
+    members: Sequence[_Member], tick: Callable[[], None], interruption: Interruption
+) -> None:
+    """As on this machine: workers get the signal and a while to save; a second one ends it."""
+    workers = [member for member in members if not member.command.serves]
+    for member in workers:
+        member.actor.signal.remote(interruption.received[0])
+    until = time.monotonic() + INTERRUPT_SECONDS
+    while any(member.status is None for member in workers) and time.monotonic() < until:
+        if len(interruption.received) > 1:
+            break
+        _look(members, tick)
 
 
 @contextmanager

@@ -100,9 +100,17 @@ _TABLE = {
         _imagenet("vgg19", partial(vgg.VGG, depths=vgg.VGG19)),
         _imagenet("googlenet", googlenet.GoogLeNet),
         _imagenet("resnet50", partial(resnet.ResNet, depths=resnet.RESNET50)),
-        _imagenet("inception3", inception.Inception3, side=299),
         _imagenet("resnet101", partial(resnet.ResNet, depths=resnet.RESNET101)),
         _imagenet("resnet152", partial(resnet.ResNet, depths=resnet.RESNET152)),
+        _imagenet(
+            "resnext50_32x4d",
+            partial(resnet.ResNet, depths=resnet.RESNET50, groups=32, group_width=4),
+        ),
+        _imagenet(
+            "resnext101_32x8d",
+            partial(resnet.ResNet, depths=resnet.RESNET101, groups=32, group_width=8),
+        ),
+        _imagenet("inception3", inception.Inception3, side=299),
         ModelInfo(
             name="gpt-small",
             builder=gpt.GPT,

@@ -7,6 +7,8 @@ a picture under 75 pixels; smaller ones are padded there, with the same paramete
 import torch
 from torch import Tensor, nn
 
+from paceline.models.layers import PointConv2d
+
 EPSILON = 0.001
 SMALLEST_UNPADDED = 75
 
@@ -22,8 +24,9 @@ def unit(
     """Convolution, batch norm, ReLU; `padded` keeps the size (over the stride)."""
     down, across = (kernel, kernel) if isinstance(kernel, int) else kernel
     padding = (down // 2, across // 2) if padded else 0
+    kind = PointConv2d if down == across == 1 else nn.Conv2d
     return nn.Sequential(
-        nn.Conv2d(channels_in, channels_out, (down, across), stride, padding, bias=False),
+        kind(channels_in, channels_out, (down, across), stride, padding, bias=False),
         nn.BatchNorm2d(channels_out, eps=EPSILON),
         nn.ReLU(inplace=True),
     )
@@ -132,7 +135,7 @@ class Inception3(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(2048, num_classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.trunc_normal_(module.weight, mean=0.0, std=0.1, a=-0.2, b=0.2)
+                nn.init.trunc_normal_(module.weight, mean=0.0, std=0.1, a=-2, b=2)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))

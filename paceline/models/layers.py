@@ -35,7 +35,13 @@ class PointConv2d(nn.Conv2d):
 
 
 def conv_norm(
-    channels_in: int, channels_out: int, kernel_size: int, *, stride: int = 1, epsilon: float = 1e-5
+    channels_in: int,
+    channels_out: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    epsilon: float = 1e-5,
 ) -> list[nn.Module]:
     """A convolution that keeps the picture's size (over `stride`), and its batch norm.
 
@@ -44,6 +50,6 @@ def conv_norm(
     kind = PointConv2d if kernel_size == 1 else nn.Conv2d
     padding = kernel_size // 2
     return [
-        kind(channels_in, channels_out, kernel_size, stride, padding, bias=False),
+        kind(channels_in, channels_out, kernel_size, stride, padding, groups=groups, bias=False),
         nn.BatchNorm2d(channels_out, eps=epsilon),
     ]

@@ -1,4 +1,6 @@
-"""`resnet50`, `resnet101`, `resnet152`: bottleneck blocks, the stride in the 3x3 convolution.
+"""`resnet50`, `resnet101`, `resnet152`, and ResNeXt: the same blocks with grouped convolutions.
+
+Bottleneck blocks have their stride in the 3x3 convolution.
 
 32x32 pictures go through the ImageNet network unchanged, as the papers (and the other tools we are
 compared with) run it on CIFAR-10: same layers, same parameters, global pooling over what is left.
@@ -17,17 +19,23 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up by four, added to the input."""
+    """1x1 down, 3x3, 1x1 up by four, added to the input.
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    ResNeXt widens the middle and divides it into `groups`, each `group_width` channels wide where
+    `width` is 64.
+    """
+
+    def __init__(
+        self, channels: int, width: int, stride: int, groups: int = 1, group_width: int = 64
+    ) -> None:
         super().__init__()
-        widened = width * EXPANSION
+        widened, middle = width * EXPANSION, width * group_width // 64 * groups
         self.residual = nn.Sequential(
-            *conv_norm(channels, width, 1),
+            *conv_norm(channels, middle, 1),
             nn.ReLU(inplace=True),
-            *conv_norm(width, width, 3, stride=stride),
+            *conv_norm(middle, middle, 3, stride=stride, groups=groups),
             nn.ReLU(inplace=True),
-            *conv_norm(width, widened, 1),
+            *conv_norm(middle, widened, 1),
         )
         keeps_shape = stride == 1 and channels == widened
         shortcut = [] if keeps_shape else conv_norm(channels, widened, 1, stride=stride)
@@ -41,7 +49,13 @@ class ResNet(nn.Module):
     """`depths` counts the blocks of each of the four stages."""
 
     def __init__(
-        self, *, input_shape: tuple[int, ...], num_classes: int, depths: tuple[int, ...]
+        self,
+        *,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        depths: tuple[int, ...],
+        groups: int = 1,
+        group_width: int = 64,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
@@ -53,7 +67,8 @@ class ResNet(nn.Module):
         for index, depth in enumerate(depths):
             width, first_stride = 64 * 2**index, 1 if index == 0 else 2
             for block in range(depth):
-                stages.append(Bottleneck(channels, width, first_stride if block == 0 else 1))
+                stride = first_stride if block == 0 else 1
+                stages.append(Bottleneck(channels, width, stride, groups, group_width))
                 channels = width * EXPANSION
         self.stages = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1))
         self.classifier = nn.Linear(channels, num_classes)

@@ -6,9 +6,17 @@ counts their bytes. So the same structures cross a wire, a virtual clock and a t
 
 import msgspec
 
+Setting = float | int | bool | str | None | list[float]
+Settings = dict[str, Setting]
+"""One parameter group's hyper-parameters."""
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of all; small, immutable, and encoded as an array with its name first."""
+    """Base of all; small, immutable, and encoded as an array with its name first.
+
+    `generation`, where there is one, is that in which the worker was admitted; a worker that joins
+    later gets a number that nobody had before.
+    """
 
 
 class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -22,9 +30,6 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
     version: int
     """The weights it was computed on: how many updates they had seen."""
 
-    samples: float = 1.0
-    """How much it counts; the server divides by the sum over those that count."""
-
     empty: bool = False
     """No gradient this step: counts as zero, and nobody's gradient means no update."""
 
@@ -33,6 +38,14 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     hold: bool = False
     """Sum, but update only when every worker has sent `Commit` (clipping by global norm)."""
+
+    mean: bool = False
+    """Answer with the mean of the gradients and leave the weights: the workers update."""
+
+    settings: int = 0
+    """Which of this worker's `Configure` messages its update uses; 0 is what the plan says."""
+
+    generation: int = 0
 
 
 class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -44,12 +57,22 @@ class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
     late: bool = False
     """The gradient came after its step had closed and was counted, not applied."""
 
+    absent: tuple[int, ...] = ()
+    """A mean gradient's parameters that got no gradient from anybody."""
+
+    step: int = -1
+    """The step of the push it answers; -1 for a pull."""
+
 
 class Pull(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A worker asks for the present weights of one chunk, at the start."""
+    """A worker asks for the weights of one chunk, at the start."""
 
     worker: int
     chunk: int
+    version: int = 0
+    """Answered when the chunk has seen this many updates."""
+
+    generation: int = 0
 
 
 class Commit(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -60,12 +83,31 @@ class Commit(Message, frozen=True, array_like=True, tag=True, gc=False):
     scale: float = 1.0
     """What the averaged gradient is multiplied by first; every worker says the same."""
 
+    settings: int = 0
+    generation: int = 0
+
+
+class Configure(Message, frozen=True, array_like=True, tag=True):
+    """A worker's hyper-parameters changed; pushes and commits name the number they go by."""
+
+    worker: int
+    number: int
+    groups: list[Settings]
+    generation: int = 0
+
+
+class Reorder(Message, frozen=True, array_like=True, tag=True):
+    """The order in which a real forward pass used the chunks: for each, its place in it."""
+
+    first_use: tuple[int, ...]
+
 
 class Declare(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """`quorum`: a worker has made all gradients of a step; told to the arbiter, seat 0."""
+    """`quorum`: a worker has made all gradients of a step; told to the arbiter."""
 
     worker: int
     step: int
+    generation: int = 0
 
 
 class Chosen(Message, frozen=True, array_like=True, tag=True):
@@ -79,11 +121,71 @@ class Chosen(Message, frozen=True, array_like=True, tag=True):
     workers: tuple[int, ...]
 
 
+class Measured(Message, frozen=True, array_like=True, tag=True):
+    """The averaged gradient of a held chunk: the squared norm of each parameter's part."""
+
+    chunk: int
+    step: int
+    squared_norms: list[float]
+
+
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker asks the arbiter to take part in a job that runs."""
+
     worker: int
+
+
+class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The arbiter's answer to `Join`; the worker passes it on to every other seat."""
+
+    worker: int
+    generation: int
+    step: int
+    """The first that waits for it; it starts from the weights that have seen all before."""
+
+    others: tuple[tuple[int, int, int], ...] = ()
+    """Worker, generation and step of those admitted before it that not every seat knows of yet."""
+
+
+class Welcomed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A seat that got `Admitted` will wait for the worker from the step named there."""
+
+    seat: int
+    generation: int
+
+
+class Settled(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker was welcomed by every seat; told to the arbiter, which need hold back no more."""
+
+    worker: int
+    generation: int
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A worker has finished or was lost; nobody waits for it from here on."""
+    """A worker has finished; nobody waits for it from here on."""
 
     worker: int
+    steps: int
+    """How many it took part in."""
+
+    generation: int = 0
+
+
+class Inquire(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker has waited too long for a chunk and asks why."""
+
+    worker: int
+    chunk: int
+
+
+class Missing(Message, frozen=True, array_like=True, tag=True):
+    """Answers `Inquire`: the open step waits for these workers."""
+
+    chunk: int
+    workers: list[int]
+
+
+class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Worker 0 sets the weights of a chunk; they are the payload."""
+
+    chunk: int

@@ -62,6 +62,9 @@ class Update(msgspec.Struct, frozen=True):
     absent: tuple[int, ...] = ()
     """Parameters in the chunk that got no gradient from anybody, and so are not updated."""
 
+    mean: bool = False
+    """The mean takes the place of the weights, which the workers hold."""
+
 
 class Measure(msgspec.Struct, frozen=True):
     """Action: sum the gradients kept for this step and tell every worker their norm."""
@@ -88,16 +91,28 @@ class _Step:
         self.measured = False
 
     def parts(self) -> tuple[tuple[int, float], ...]:
-        total = sum(push.samples for push in self.pushes.values()) or 1.0
+        weight = 1 / len(self.pushes)
         return tuple(
-            (worker, self.pushes[worker].samples / total)
-            for worker in sorted(self.pushes)
-            if not self.pushes[worker].empty
+            (worker, weight) for worker in sorted(self.pushes) if not self.pushes[worker].empty
         )
 
+    @property
+    def mean(self) -> bool:
+        """What the workers want of this step; they must all want the same."""
+        wanted = {push.mean for push in self.pushes.values()}
+        if len(wanted) > 1:
+            averaging = [f"worker {w}" for w, push in sorted(self.pushes.items()) if push.mean]
+            raise ExchangeError(
+                f"{', '.join(averaging)} changed weights or gradients outside the optimizer, and "
+                "the others did not: every worker must do the same to its model."
+            )
+        return wanted == {True}
+
     def absent(self) -> tuple[int, ...]:
-        sets = [set(push.absent) for push in self.pushes.values() if not push.empty]
-        return tuple(sorted(set.intersection(*sets))) if sets and all(sets) else ()
+        """Parameters that no worker had a gradient for; all of a chunk's when all are empty."""
+        pushes = self.pushes.values()
+        some = [push for push in pushes if not push.empty] or list(pushes)
+        return tuple(sorted(set.intersection(*(set(push.absent) for push in some))))
 
 
 class _Slot:
@@ -110,6 +125,8 @@ class _Slot:
         """Worker -> the version that may answer it."""
         self.late: set[int] = set()
         """Of those, whose gradient was dropped."""
+        self.absent: tuple[int, ...] = ()
+        """Of the newest mean: parameters that nobody had a gradient for."""
 
 
 class ServerMachine:
@@ -135,6 +152,8 @@ class ServerMachine:
         self._commits: dict[int, set[int]] = {}
         self._declared: dict[int, set[int]] = {}
         self._chosen: dict[int, frozenset[int]] = {}
+        self._ended: dict[int, int] = {}
+        """Worker that has left -> how many steps it took."""
 
     def version(self, chunk: int) -> int:
         return self._slots[chunk].version
@@ -167,6 +186,7 @@ class ServerMachine:
                 return []
             case Leave():
                 self.members = self.members.left(message.worker)
+                self._ended[message.worker] = message.steps
                 for slot in self._slots.values():
                     slot.waiting.pop(message.worker, None)
                 return [*self._choose(), *self._close_all()]
@@ -183,6 +203,7 @@ class ServerMachine:
         if push.worker not in self.members.workers:
             self.late[push.worker] += 1  # sent before it was lost, and overtaken by that news
             return [Drop(push)]
+        self._require_all(push)
         self._count_staleness(slot, push)
         index = slot.version if self._mode == "async" else push.step
         slot.waiting[push.worker] = index + 1 - self._staleness
@@ -195,6 +216,17 @@ class ServerMachine:
             )
         step.pushes[push.worker] = push
         return [Keep(push), *self._close(push.chunk, slot)]
+
+    def _require_all(self, push: Push) -> None:
+        """In `sync` a step is all workers' work: one that has ended before it is missed."""
+        early = [w for w, steps in self._ended.items() if steps <= push.step]
+        if early and self._mode == "sync":
+            told = ", ".join(f"worker{w} ended after {self._ended[w]} steps" for w in early)
+            raise ExchangeError(
+                f"{told}, and worker{push.worker} is at step {push.step + 1}: every worker must "
+                "take the same number of steps. Take batches from paceline.shard(loader), and skip "
+                "or stop on all workers alike."
+            )
 
     def _is_late(self, slot: _Slot, push: Push, index: int) -> bool:
         chosen = self._chosen.get(index)
@@ -249,7 +281,8 @@ class ServerMachine:
                     step.measured = True
                     actions.append(Measure(chunk, slot.version, parts))
                 break
-            actions.append(Update(chunk, slot.version, parts, step.absent()))
+            slot.absent = step.absent() if step.mean else ()
+            actions.append(Update(chunk, slot.version, parts, step.absent(), step.mean))
             del slot.steps[slot.version]
             slot.version += 1
             if self._chosen:
@@ -257,7 +290,8 @@ class ServerMachine:
         served = [worker for worker, needed in slot.waiting.items() if needed <= slot.version]
         for worker in served:
             del slot.waiting[worker]
-            actions.append(Answer(worker, chunk, slot.version, late=worker in slot.late))
+            late = worker in slot.late
+            actions.append(Answer(worker, chunk, slot.version, late=late, absent=slot.absent))
             slot.late.discard(worker)
         return actions
 

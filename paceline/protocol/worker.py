@@ -31,10 +31,10 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     """Event: the gradient of a chunk is made (or, `empty`, will not come this step)."""
 
     chunk: int
-    samples: float = 1.0
     empty: bool = False
     absent: tuple[int, ...] = ()
     hold: bool = False
+    mean: bool = False
 
 
 class Departed(msgspec.Struct, frozen=True, gc=False):
@@ -133,10 +133,10 @@ class WorkerMachine:
             chunk=chunk,
             step=self.step,
             version=self._versions[chunk],
-            samples=event.samples,
             empty=event.empty,
             absent=event.absent,
             hold=event.hold,
+            mean=event.mean,
         )
         self._outstanding.add(chunk)
         seat = self._owners[chunk]

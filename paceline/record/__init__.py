@@ -10,17 +10,26 @@ from paceline.record.entries import (
     StepSeconds,
     Summary,
 )
-from paceline.record.folder import FORMAT_VERSION, RunFolder, empty_summary, open_folder
+from paceline.record.folder import (
+    FORMAT_VERSION,
+    RunFolder,
+    cannot_write,
+    empty_summary,
+    open_folder,
+)
 from paceline.record.machine import describe, versions
+from paceline.record.pauses import tell_pauses
 from paceline.record.summary import (
     counted,
     losses,
+    not_finite_from,
     split_wait,
     staleness,
     step_seconds,
     summarise,
     waits_for_all,
 )
+from paceline.record.traffic import MemberTraffic, per_step
 
 __all__ = [
     "FORMAT_VERSION",
@@ -28,20 +37,25 @@ __all__ = [
     "Event",
     "Loss",
     "Member",
+    "MemberTraffic",
     "RunFolder",
     "Sample",
     "Step",
     "StepSeconds",
     "Summary",
+    "cannot_write",
     "counted",
     "describe",
     "empty_summary",
     "losses",
+    "not_finite_from",
     "open_folder",
+    "per_step",
     "split_wait",
     "staleness",
     "step_seconds",
     "summarise",
+    "tell_pauses",
     "versions",
     "waits_for_all",
 ]

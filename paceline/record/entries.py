@@ -3,6 +3,8 @@
 All are msgspec structures written as JSON. Unknown is absent (None is left out), never zero.
 """
 
+import math
+
 import msgspec
 
 PHASES = ("input", "forward", "backward", "exchange_exposed", "update", "wait")
@@ -27,7 +29,22 @@ class Step(Entry, kw_only=True):
     """When the last gradient of this worker was ready to be exchanged."""
 
     loss: float | None = None
+    not_finite: bool = False
+    """The loss is infinite or not a number, which JSON cannot hold; `loss` is read back as NaN."""
+
     learning_rate: float | None = None
+    paused_seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    """What the worker did besides training since the step before (evaluation, checkpoint, …); no
+    part of the step, whose start comes after it."""
+
+    def __post_init__(self) -> None:
+        if self.not_finite:
+            self.loss = math.nan
+
+    @property
+    def seconds(self) -> float:
+        """How long the step took, pauses left out."""
+        return self.end_seconds - self.start_seconds
 
 
 class Sample(Entry, kw_only=True):
@@ -39,7 +56,16 @@ class Sample(Entry, kw_only=True):
     cpu_fraction: float | None = None
     """Share of one core; 2.0 is two cores busy."""
 
+    cpu_wait_fraction: float | None = None
+    """Share of the time that its main thread was ready to run and had no core."""
+
+    machine_cpu_fraction: float | None = None
+    """Cores busy on the whole machine, whoever used them."""
+
     rss_bytes: int | None = None
+    available_bytes: int | None = None
+    """Memory of the machine that was still to be had."""
+
     bytes_sent: int | None = None
     bytes_received: int | None = None
     packets_sent: int | None = None
@@ -66,6 +92,13 @@ class Member(Entry, kw_only=True):
     """running, finished, failed, or lost: gone while the others went on."""
 
     pid: int | None = None
+    began_seconds: float | None = None
+    """When its process was made, on its own clock."""
+
+    ended_seconds: float | None = None
+    paused_seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    """What it did besides training after its last step."""
+
     cpu_fraction: float | None = None
     bytes_sent: int | None = None
     bytes_received: int | None = None
@@ -93,8 +126,16 @@ class StepSeconds(Entry, kw_only=True):
 
 
 class Loss(Entry, kw_only=True):
-    first: float
-    last: float
+    """Means over the global batch. One that is not finite is absent from the file, and NaN here."""
+
+    first: float = math.nan
+    last: float = math.nan
+    not_finite_from: int | None = None
+    """The first step whose loss was infinite or not a number."""
+
+    def __post_init__(self) -> None:  # the one NaN that is left out as a default
+        self.first = self.first if math.isfinite(self.first) else math.nan
+        self.last = self.last if math.isfinite(self.last) else math.nan
 
 
 class Summary(Entry, kw_only=True, omit_defaults=False):
@@ -102,26 +143,54 @@ class Summary(Entry, kw_only=True, omit_defaults=False):
 
     format_version: int
     status: str
+    """running, finished, failed, interrupted or killed (state.py)."""
+
     name: str
     engine: str
     architecture: str
     workers: int
     servers: int
-    model: str
-    data: str
-    global_batch: int
     members: list[Member]
+    script: str | msgspec.UnsetType = msgspec.UNSET
+    """The user's own program with its arguments; what it trains, and on what, only it knows."""
+
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    data: str | msgspec.UnsetType = msgspec.UNSET
+    global_batch: int | msgspec.UnsetType = msgspec.UNSET
     steps: int | msgspec.UnsetType = msgspec.UNSET
     samples_per_second: float | msgspec.UnsetType = msgspec.UNSET
+    """While it trained: steps alone, pauses between them left out."""
+
+    samples_per_second_with_pauses: float | msgspec.UnsetType = msgspec.UNSET
+    """From the first measured step to the last, evaluation, checkpoints and own pauses included."""
+
+    wall_seconds: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """Where the time from start to end went, on worker 0; the parts sum to the whole."""
+
     step_seconds: StepSeconds | msgspec.UnsetType = msgspec.UNSET
     breakdown_seconds: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     loss: Loss | msgspec.UnsetType = msgspec.UNSET
     accuracy: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     staleness: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     epoch_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    bytes_per_step: float | msgspec.UnsetType = msgspec.UNSET
+    """Sent by all members together in one step, from the first measured step on."""
+
+    packets_per_step: float | msgspec.UnsetType = msgspec.UNSET
     speedup: float | msgspec.UnsetType = msgspec.UNSET
     efficiency: float | msgspec.UnsetType = msgspec.UNSET
     limit_seconds: float | msgspec.UnsetType = msgspec.UNSET
     verdict: str | msgspec.UnsetType = msgspec.UNSET
+    interval: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """Of a prediction: `low` and `high` samples per second, between which nine of ten lie."""
+
+    limited_by: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a prediction: the resource that is needed longest in a step."""
+
     notes: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Fallbacks taken and anything emulated, in words."""
+
+    @property
+    def subject(self) -> str:
+        """What was run, in a word: the script, or the model."""
+        return str(self.script if isinstance(self.script, str) else self.model)

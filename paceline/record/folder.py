@@ -6,15 +6,19 @@
     members/worker0.json       what the member was and did (written at its start and at its end)
     members/worker0.steps.jsonl    one line per step
     members/worker0.series.jsonl   one line per second
+    launcher.json              the process that writes the summary
+    logs/worker0.log           what the member printed, in the order it came
     run.json                   the summary; status "running" until the end
 
 Each member writes its own files and no other, so a killed run leaves a readable record.
 """
 
+import contextlib
+import errno
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,8 +28,12 @@ from paceline import spec
 from paceline.errors import RecordError
 from paceline.record.entries import Event, Member, Sample, Step, Summary
 from paceline.record.machine import describe
+from paceline.record.state import Launcher, is_gone, this_process
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1: a script's run had a model, data and a batch that nobody had named."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 E = TypeVar("E")
 
@@ -40,7 +48,13 @@ class RunFolder:
     def create(cls, path: Path, experiment: spec.Experiment) -> "RunFolder":
         """Make the folder with the question and the machine in it."""
         folder = cls(path)
-        (path / "members").mkdir(parents=True, exist_ok=False)
+        try:
+            (path / "members").mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        folder.write("launcher.json", msgspec.json.encode(this_process()))
         folder.write("experiment.toml", spec.to_toml(experiment).encode())
         folder.write("machine.json", msgspec.json.format(msgspec.json.encode(describe())))
         folder.write_summary(empty_summary(experiment, "running"))
@@ -50,25 +64,69 @@ class RunFolder:
         """Replace one file at once: a reader sees the old or the new content, never a part."""
         target = self.path / name
         partial = target.with_name(f".{target.name}.{os.getpid()}")
-        partial.write_bytes(content)
-        partial.replace(target)
+        try:
+            partial.write_bytes(content)
+            partial.replace(target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise cannot_write(target, error) from error
 
     def write_summary(self, summary: Summary) -> None:
-        self.write("run.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+        content = msgspec.json.format(msgspec.json.encode(summary), indent=1)
+        try:
+            self.write("run.json", content)
+        except RecordError:
+            self._write_in_place(summary)
+            raise
+
+    def _write_in_place(self, summary: Summary) -> None:
+        """On a full disk, still say how the run ended: a short summary fits where the first is."""
+        unset = msgspec.UNSET
+        short = msgspec.structs.replace(summary, members=[], notes=unset, verdict=unset)
+        with contextlib.suppress(OSError), (self.path / "run.json").open("r+b") as file:
+            file.write(msgspec.json.encode(short))
+            file.truncate()
 
     def write_member(self, member: Member) -> None:
         content = msgspec.json.format(msgspec.json.encode(member), indent=1)
         self.write(f"members/{member.name}.json", content)
 
+    def write_steps(self, member: str, steps: Sequence[Step]) -> None:
+        """All steps of a member at once; a member that runs writes its own line by line."""
+        self._write_lines(f"members/{member}.steps.jsonl", steps)
+
+    def write_series(self, member: str, samples: Sequence[Sample]) -> None:
+        """All samples of a member at once."""
+        self._write_lines(f"members/{member}.series.jsonl", samples)
+
+    def _write_lines(self, name: str, entries: Sequence[Step | Sample]) -> None:
+        self.write(name, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+
     def add_event(self, event: Event) -> None:
-        with (self.path / "events.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(event) + b"\n")
+        path = self.path / "events.jsonl"
+        try:
+            with path.open("ab") as file:
+                file.write(msgspec.json.encode(event) + b"\n")
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
     def experiment(self) -> spec.Experiment:
         return spec.load(self.path / "experiment.toml")
 
     def summary(self) -> Summary:
-        return _decode(self.path / "run.json", Summary)
+        """The summary as far as it is known; a run whose launcher is gone no longer runs."""
+        found = _decode(self.path / "run.json", Summary)
+        if found.status == "running" and self._launcher_is_gone():
+            found = _decode(self.path / "run.json", Summary)  # its last act may be to write it
+            if found.status == "running":
+                failed = any(member.status == "failed" for member in self.members())
+                found.status = "failed" if failed else "killed"
+        return found
+
+    def _launcher_is_gone(self) -> bool:
+        path = self.path / "launcher.json"
+        return path.is_file() and is_gone(_decode(path, Launcher))
 
     def machine(self) -> dict[str, object]:
         return _decode(self.path / "machine.json", dict[str, object])
@@ -110,7 +168,7 @@ def open_folder(path: Path) -> RunFolder:
 def empty_summary(experiment: spec.Experiment, status: str) -> Summary:
     """The part of a summary that the experiment alone decides."""
     cluster, workload = experiment.cluster, experiment.workload
-    return Summary(
+    summary = Summary(
         format_version=FORMAT_VERSION,
         status=status,
         name=experiment.name,
@@ -118,10 +176,21 @@ def empty_summary(experiment: spec.Experiment, status: str) -> Summary:
         architecture=spec.format_architecture(experiment.architecture),
         workers=cluster.workers,
         servers=experiment.num_servers,
-        model=workload.model,
-        data=workload.data,
-        global_batch=workload.global_batch_for(cluster.workers),
         members=[],
+    )
+    if workload.script is not None:
+        summary.script = str(workload.script)
+        return summary
+    summary.model, summary.data = workload.model, workload.data
+    summary.global_batch = workload.global_batch_for(cluster.workers)
+    return summary
+
+
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """The error for a part of the record that could not be written."""
+    fix = "\n  fix: make room, or name a folder on another disk with --out."
+    return RecordError(
+        f"{path} cannot be written: {error.strerror}.{fix if error.errno in FULL else ''}"
     )
 
 

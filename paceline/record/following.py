@@ -1,13 +1,18 @@
 """Following a run while it goes: its steps as they are written, its summary when it ends."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 
-from paceline.errors import MemberError
+from paceline.errors import Interrupted, MemberError, RecordError
 from paceline.record.entries import Event
 from paceline.record.folder import RunFolder
+from paceline.record.script import warning
 from paceline.record.summary import summarise
+
+ASKED = (KeyboardInterrupt, SystemExit, BrokenPipeError)
+"""Endings that somebody outside wanted."""
 
 Progress = Callable[[int], None]
 """Called with the number of steps that are done."""
@@ -20,17 +25,51 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
         self._folder = folder
 
     def __enter__(self) -> None:
-        pass
+        self._began = self._now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
+        if error is None:
+            self._warn()
+            summarise(self._folder, "finished", (self._began, self._now()))
+            return
+        if isinstance(error, Interrupted):
+            error.kept = str(self._folder.path)
+        # What could not be written any more must not hide why.
+        with contextlib.suppress(RecordError):
+            self._note(error)
+        state = "interrupted" if isinstance(error, ASKED) else "failed"
+        with contextlib.suppress(RecordError):
+            summarise(self._folder, state, (self._began, self._now()))
+
+    def _warn(self) -> None:
+        members = self._folder.members()
+        names = [member.name for member in members if member.role == "worker"]
+        steps = {name: len(self._folder.steps(name)) for name in names}
+        text = warning(self._folder.experiment(), members, steps)
+        if text:
+            self._add("launcher", "warning", text)
+
+    def _note(self, error: BaseException) -> None:
         if isinstance(error, MemberError):
-            text = str(error).partition(";")[0]
-            now = time.monotonic() / self._folder.experiment().cluster.dilation
-            lost = Event(time_seconds=now, member=error.member, kind="lost", text=text)
-            self._folder.add_event(lost)
-        summarise(self._folder, "finished" if kind is None else "failed")
+            self._add(error.member, "lost", error.brief)
+        elif isinstance(error, Interrupted):
+            self._add("launcher", "interrupted", error.brief)
+        elif isinstance(error, BrokenPipeError):
+            self._add("launcher", "interrupted", "ended because nobody read its output any more")
+        else:
+            self._add("launcher", "failed", str(error))
+
+    def _add(self, member: str, kind: str, text: str) -> None:
+        event = Event(time_seconds=self._now(), member=member, kind=kind, text=text)
+        self._folder.add_event(event)
+
+    def _now(self) -> float:
+        """On the clock of the members' records: the tunnel's is slowed."""
+        experiment = self._folder.experiment()
+        dilation = experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
+        return time.monotonic() / dilation
 
 
 class StepCounter:

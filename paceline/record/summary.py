@@ -4,31 +4,46 @@ A loss is the mean over the global batch. The first `warmup_steps` of every work
 figure but the losses.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
+import msgspec
+
 from paceline import spec
+from paceline.record import traffic
 from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
 from paceline.record.folder import RunFolder, empty_summary
+from paceline.record.pauses import tell_pauses, total
+from paceline.record.wall import Span, wall_seconds
+
+NOTED = ("note", "lost", "warning", "interrupted")
+"""Kinds of events that the summary repeats in words."""
 
 
-def summarise(folder: RunFolder, status: str) -> Summary:
-    """Compute the summary from what the members wrote so far, write it and return it."""
+def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summary:
+    """Compute the summary from what the members wrote so far, write it and return it.
+
+    `span`: when whoever started the members began and ended, on worker 0's clock.
+    """
     experiment = folder.experiment()
     summary = empty_summary(experiment, status)
     summary.members = folder.members()
     workers = [member for member in summary.members if member.role == "worker"]
     steps = {worker.name: folder.steps(worker.name) for worker in workers}
     steps = {name: found for name, found in steps.items() if found}
-    notes = [event.text for event in folder.events() if event.kind in ("note", "lost")]
+    notes = [event.text for event in folder.events() if event.kind in NOTED]
     if notes:
         summary.notes = list(dict.fromkeys(notes))
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
         lost = {worker.name for worker in workers if worker.status == "lost"}
         together = waits_for_all(experiment.architecture)
-        told = split_wait(steps, offsets) if together else steps
-        _add_figures(summary, told, experiment.measurement.warmup_steps, lost)
+        told = tell_pauses(split_wait(steps, offsets) if together else steps)
+        warmup = experiment.measurement.warmup_steps
+        _add_figures(summary, told, warmup, lost)
+        _add_traffic(summary, folder, told, warmup)
+        summary.wall_seconds = wall_seconds(workers, told, warmup, span)
     _add_results(summary, workers)
     folder.write_summary(summary)
     return summary
@@ -66,16 +81,7 @@ def _with_wait(entry: Step, last_ready: Mapping[int, float], offset: float) -> S
         return entry
     wait = min(exposed, last_ready[entry.step] - (entry.ready_seconds + offset))
     parts = {**entry.breakdown_seconds, "exchange_exposed": exposed - wait, "wait": wait}
-    return Step(
-        step=entry.step,
-        start_seconds=entry.start_seconds,
-        end_seconds=entry.end_seconds,
-        breakdown_seconds=parts,
-        samples=entry.samples,
-        ready_seconds=entry.ready_seconds,
-        loss=entry.loss,
-        learning_rate=entry.learning_rate,
-    )
+    return msgspec.structs.replace(entry, breakdown_seconds=parts)
 
 
 def counted(steps: Sequence[Step], warmup_steps: int) -> Sequence[Step]:
@@ -124,13 +130,13 @@ def _add_figures(
     lost: Collection[str],
 ) -> None:
     measured = {name: counted(entries, warmup_steps) for name, entries in steps.items()}
-    durations = [s.end_seconds - s.start_seconds for own in measured.values() for s in own]
+    durations = [s.seconds for own in measured.values() for s in own]
     summary.steps = max(entries[-1].step + 1 for entries in steps.values())
     summary.step_seconds = step_seconds(durations)
     # Each worker's own rate, added up: right for workers in step and for workers that are not.
-    summary.samples_per_second = sum(
-        sum(s.samples for s in own) / sum(s.end_seconds - s.start_seconds for s in own)
-        for own in measured.values()
+    summary.samples_per_second = sum(_rate(own, 0.0) for own in measured.values())
+    summary.samples_per_second_with_pauses = sum(
+        _rate(own, sum(total(step) for step in own)) for own in measured.values()
     )
     summary.breakdown_seconds = {
         phase: fmean(s.breakdown_seconds.get(phase, 0.0) for own in measured.values() for s in own)
@@ -138,7 +144,33 @@ def _add_figures(
     }
     by_step = losses(steps, lost)
     if by_step:
-        summary.loss = Loss(first=by_step[min(by_step)], last=by_step[max(by_step)])
+        summary.loss = Loss(
+            first=by_step[min(by_step)],
+            last=by_step[max(by_step)],
+            not_finite_from=not_finite_from(by_step),
+        )
+
+
+def not_finite_from(by_step: Mapping[int, float]) -> int | None:
+    """The first step whose loss is infinite or not a number; None when all are finite."""
+    return min((step for step, loss in by_step.items() if not math.isfinite(loss)), default=None)
+
+
+def _rate(steps: Sequence[Step], paused_seconds: float) -> float:
+    seconds = sum(step.seconds for step in steps) + paused_seconds
+    return sum(step.samples for step in steps) / max(seconds, 1e-9)
+
+
+def _add_traffic(
+    summary: Summary, folder: RunFolder, steps: Mapping[str, Sequence[Step]], warmup_steps: int
+) -> None:
+    """What a measured step sends, over all members; absent unless all of them counted."""
+    measured = {name: counted(entries, warmup_steps) for name, entries in steps.items()}
+    mean_seconds = fmean(s.seconds for own in measured.values() for s in own)
+    found = traffic.per_step(folder, summary.members, measured, mean_seconds)
+    if found and len(found) == len(summary.members):
+        summary.bytes_per_step = sum(one.bytes_sent for one in found.values())
+        summary.packets_per_step = sum(one.packets_sent for one in found.values())
 
 
 def _add_results(summary: Summary, workers: Sequence[Member]) -> None:

@@ -32,6 +32,8 @@ PHASE_COLOURS = {
 }
 """Work in blues; what is lost in warm colours."""
 
+THROUGHPUT = "Throughput, and its limit (dashed or a grey tick)"
+
 IDEAL_COLOUR = "#8a8f98"
 HEIGHT = 240
 
@@ -59,9 +61,9 @@ def scaling(group: Group, data: str) -> list[Chart]:
     return found
 
 
-def scaling_values(group: Group) -> Values:
-    """One point per row."""
-    names = labels(group.rows)
+def scaling_values(group: Group, limits: Mapping[str, float] | None = None) -> Values:
+    """One point per row; `limits`: cell -> samples/s that no run of it can exceed."""
+    names, most = labels(group.rows), limits or {}
     return [
         {
             "series": group.series[row.cell],
@@ -70,6 +72,7 @@ def scaling_values(group: Group) -> Values:
             "rate": _round(row.samples_per_second.median),
             "low": _round(row.samples_per_second.low),
             "high": _round(row.samples_per_second.high),
+            **({"limit": _round(most[row.cell])} if row.cell in most else {}),
             **({"speedup": _round(row.speedup)} if row.speedup is not None else {}),
             **({"efficiency": _round(row.efficiency)} if row.efficiency is not None else {}),
         }
@@ -87,9 +90,13 @@ def _throughput(group: Group, data: str) -> Chart:
             color=_colour(group),
             tooltip=["label:N", _tip("rate", "samples/s", ",.1f")],
         )
-        chart = chart.properties(height=alt.Step(30))
+        limit = base.mark_tick(color=IDEAL_COLOUR, thickness=2, size=22).encode(
+            y=alt.Y("label:N", sort=None), x="limit:Q", tooltip=[_tip("limit", "limit", ",.0f")]
+        )
+        layered = alt.layer(chart, limit.transform_filter("isValid(datum.limit)"))
+        layered = layered.properties(height=alt.Step(30))
         return Chart(
-            name=_named("throughput", data), title="Throughput", data=data, spec=_dict(chart)
+            name=_named("throughput", data), title=THROUGHPUT, data=data, spec=_dict(layered)
         )
     x = _axis(group)
     lines = base.mark_line(point=True).encode(
@@ -101,8 +108,12 @@ def _throughput(group: Group, data: str) -> Chart:
     bars = base.mark_rule(strokeWidth=1.5, opacity=0.6).encode(
         x=x, y="low:Q", y2="high:Q", color=_colour(group)
     )
-    chart = alt.layer(bars, lines).properties(height=HEIGHT)
-    return Chart(name=_named("throughput", data), title="Throughput", data=data, spec=_dict(chart))
+    limit = base.mark_line(strokeDash=[3, 3], strokeWidth=1.2, opacity=0.8).encode(
+        x=x, y="limit:Q", color=_colour(group), tooltip=["label:N", _tip("limit", "limit", ",.0f")]
+    )
+    limit = limit.transform_filter("isValid(datum.limit)")
+    chart = alt.layer(limit, bars, lines).properties(height=HEIGHT)
+    return Chart(name=_named("throughput", data), title=THROUGHPUT, data=data, spec=_dict(chart))
 
 
 def _speedup(group: Group, data: str) -> Chart:
@@ -190,12 +201,26 @@ SECONDS = ("seconds", "seconds")
 
 
 def losses(data: str, names: Sequence[str] = ()) -> list[Chart]:
-    """Loss against step and against time."""
-    loss = ("loss", "loss")
+    """Loss against step and against time: smoothed, over what it was step by step."""
     return [
-        _line(data, names, ("step", "step"), loss, "Loss against step", "loss-step"),
-        _line(data, names, SECONDS, loss, "Loss against time", "loss-time"),
+        _loss(data, names, ("step", "step"), "Loss against step", "loss-step"),
+        _loss(data, names, SECONDS, "Loss against time", "loss-time"),
     ]
+
+
+def _loss(data: str, names: Sequence[str], x: tuple[str, str], title: str, name: str) -> Chart:
+    colour = _series_colour(names)
+    place = alt.X(f"{x[0]}:Q", title=x[1])
+    scale = alt.Scale(zero=False)
+    dash = alt.StrokeDash("series:N", legend=None, sort=None)
+    tips = ["series:N", _tip(*x, ",.4~g"), _tip("loss", "loss", ",.4~g")]
+    raw = _chart(data).mark_line(strokeWidth=1, opacity=0.25, clip=True)
+    raw = raw.encode(x=place, y=alt.Y("loss:Q", title="loss", scale=scale), color=colour)
+    smooth = _chart(data).mark_line(strokeWidth=2, clip=True)
+    # Runs that train alike lie on one another: their dashes let all of them be seen.
+    smooth = smooth.encode(x=place, y="smooth:Q", color=colour, strokeDash=dash, tooltip=tips)
+    chart = alt.layer(raw, smooth).properties(height=HEIGHT)
+    return Chart(name=_named(name, data), title=title, data=data, spec=_dict(chart))
 
 
 def throughput_over_time(data: str) -> Chart:
@@ -213,10 +238,23 @@ SERIES = {
 """Measure of a member's samples -> title and unit."""
 
 
-def series(data: str, present: Sequence[str], names: Sequence[str] = ()) -> list[Chart]:
-    """Each measure over time, a line per member."""
+def series(
+    data: str,
+    present: Sequence[str],
+    names: Sequence[str] = (),
+    capacities: Mapping[str, float] | None = None,
+) -> list[Chart]:
+    """Each measure over time, a line per member, and what there is of it at most."""
     return [
-        _line(data, names, SECONDS, (measure, unit), title, measure.replace("_", "-"))
+        _line(
+            data,
+            names,
+            SECONDS,
+            (measure, unit),
+            title,
+            measure.replace("_", "-"),
+            (capacities or {}).get(measure),
+        )
         for measure, (title, unit) in SERIES.items()
         if measure in present
     ]
@@ -275,27 +313,45 @@ def theme(dark: bool) -> Mapping[str, Any]:
 
 
 def _line(
-    data: str, names: Sequence[str], x: tuple[str, str], y: tuple[str, str], title: str, name: str
+    data: str,
+    names: Sequence[str],
+    x: tuple[str, str],
+    y: tuple[str, str],
+    title: str,
+    name: str,
+    capacity: float | None = None,
 ) -> Chart:
     """`x` and `y` are a field and its unit; `names` are the lines, where they are known."""
-    chart = (
+    chart: Any = (
         _chart(data)
         .mark_line(strokeWidth=1.6, interpolate="linear", clip=True)
         .encode(
             x=alt.X(f"{x[0]}:Q", title=x[1]),
-            y=alt.Y(f"{y[0]}:Q", title=y[1], scale=alt.Scale(zero=y[0] != "loss")),
-            color=alt.Color(
-                "series:N",
-                title=None,
-                sort=None,
-                scale=alt.Scale(range=list(SERIES_COLOURS)),
-                legend=None if len(names) == 1 else _legend(names),
-            ),
+            y=alt.Y(f"{y[0]}:Q", title=y[1], scale=alt.Scale(zero=True)),
+            color=_series_colour(names),
             tooltip=["series:N", _tip(*x, ",.4~g"), _tip(*y, ",.4~g")],
         )
-        .properties(height=HEIGHT)
     )
+    if capacity is not None:
+        ends = alt.Data(values=[{"most": capacity, "text": f"all there is: {capacity:g}"}])
+        line = alt.Chart(ends, width="container")
+        rule = line.mark_rule(strokeDash=[5, 4], color=IDEAL_COLOUR).encode(y="most:Q")
+        word = line.mark_text(align="left", dx=4, dy=-7, color=IDEAL_COLOUR).encode(
+            x=alt.value(0), y="most:Q", text="text:N"
+        )
+        chart = alt.layer(chart, rule, word)
+    chart = chart.properties(height=HEIGHT)
     return Chart(name=_named(name, data), title=title, data=data, spec=_dict(chart))
+
+
+def _series_colour(names: Sequence[str]) -> alt.Color:
+    return alt.Color(
+        "series:N",
+        title=None,
+        sort=None,
+        scale=alt.Scale(range=list(SERIES_COLOURS)),
+        legend=None if len(names) == 1 else _legend(names),
+    )
 
 
 def _named(kind: str, data: str) -> str:

@@ -6,10 +6,11 @@ from paceline.bench.table import Row
 from paceline.units import format_bytes, format_seconds
 
 FACTORS: dict[str, Callable[[Row], str]] = {
+    "run": lambda row: row.name,
     "architecture": lambda row: _with_versions(row),
-    "model": lambda row: row.model,
-    "data": lambda row: row.data,
-    "batch": lambda row: str(row.batch),
+    "model": lambda row: row.subject,
+    "data": lambda row: row.data or "",
+    "batch": lambda row: str(row.batch or ""),
     "workers": lambda row: str(row.workers),
     "servers": lambda row: str(row.servers or ""),
     "engine": lambda row: row.engine,
@@ -21,18 +22,19 @@ FACTORS: dict[str, Callable[[Row], str]] = {
 
 FIGURES: dict[str, Callable[[Row], str]] = {
     "samples/s": lambda row: _rate(row),
+    "with pauses": lambda row: _number(row.samples_per_second_with_pauses, "{:,.4g}"),
     "speed-up": lambda row: _number(row.speedup, "{:.2f}×"),
     "efficiency": lambda row: _number(row.efficiency, "{:.0%}"),
     "step": lambda row: _seconds(row.step_seconds),
     "jitter": lambda row: _seconds(row.jitter_seconds),
     "exposed exchange": lambda row: _seconds(row.exchange_exposed_seconds or None),
     "CPU (cores)": lambda row: _number(row.cpu_fraction, "{:.2f}"),
-    "sent per step": lambda row: _bytes(row.bytes_per_step),
+    "sent per step": lambda row: _sent(row),
     "packets per step": lambda row: _number(row.packets_per_step, "{:,.0f}"),
     "memory": lambda row: _bytes(row.max_rss_bytes),
     "epoch": lambda row: _seconds(row.epoch_seconds),
     "staleness": lambda row: _number((row.staleness or {}).get("mean"), "{:.2f}"),
-    "loss": lambda row: _number(row.loss_last, "{:.4f}"),
+    "loss": lambda row: _loss(row),
     "top-1": lambda row: _number((row.accuracy or {}).get("top1"), "{:.2%}"),
     "trains like single": lambda row: _alike(row),
 }
@@ -72,7 +74,24 @@ def _rate(row: Row) -> str:
 def _alike(row: Row) -> str:
     if row.trains_like_single is None:
         return ""
-    return "yes" if row.trains_like_single else f"no ({row.loss_difference:.1%} off)"
+    if row.trains_like_single:
+        return "yes"
+    if row.loss_difference is None:
+        return "no (not a number)"
+    return f"no ({row.loss_difference:.1%} off)"
+
+
+def _sent(row: Row) -> str:
+    """Over links; gradients that moved through memory are counted, and said to be."""
+    if row.memory_bytes_per_step:
+        return f"{format_bytes(row.memory_bytes_per_step)} in memory"
+    return _bytes(row.bytes_per_step)
+
+
+def _loss(row: Row) -> str:
+    if row.not_finite_from is not None:
+        return f"none from step {row.not_finite_from}"
+    return _number(row.loss_last, "{:.4f}")
 
 
 def _number(value: float | None, form: str) -> str:

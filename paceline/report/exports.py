@@ -187,14 +187,10 @@ def _mllog_lines(run: RunFolder) -> Iterator[Event]:
         return {**event, "value": value, "metadata": more}
 
     begin, end = first[0].start_seconds, first[-1].end_seconds
-    optimizer = experiment.workload.optimizer
     for key, value in {
-        "submission_benchmark": summary.model,
+        "submission_benchmark": summary.subject,
         "submission_platform": f"{summary.workers} workers, {summary.servers} servers",
-        "global_batch_size": summary.global_batch,
-        "seed": experiment.workload.seed,
-        "opt_name": optimizer.name,
-        "opt_base_learning_rate": optimizer.learning_rate,
+        **_asked(experiment),
         "architecture": spec.format_architecture(experiment.architecture),
     }.items():
         yield line(key, value, begin)
@@ -202,11 +198,25 @@ def _mllog_lines(run: RunFolder) -> Iterator[Event]:
     ends = {entry.step: entry.end_seconds for entry in first}
     for step, loss in record.losses(steps).items():
         if step in ends:
-            samples = (step + 1) * summary.global_batch
-            yield line("train_loss", loss, ends[step], samples_count=samples, step_num=step)
+            batch = summary.global_batch
+            seen: Event = {"samples_count": (step + 1) * batch} if isinstance(batch, int) else {}
+            yield line("train_loss", loss, ends[step], **seen, step_num=step)
     if isinstance(summary.samples_per_second, float):
         yield line("throughput", summary.samples_per_second, end)
     if isinstance(summary.accuracy, dict):
         yield line("eval_accuracy", summary.accuracy.get("top1"), end)
     status = "success" if summary.status == "finished" else "aborted"
     yield line("run_stop", None, end, "INTERVAL_END", status=status)
+
+
+def _asked(experiment: spec.Experiment) -> dict[str, Any]:
+    """Batch, seed and optimizer as the experiment names them; a script's are its own."""
+    workload = experiment.workload
+    if workload.script is not None:
+        return {}
+    return {
+        "global_batch_size": workload.global_batch_for(experiment.cluster.workers),
+        "seed": workload.seed,
+        "opt_name": workload.optimizer.name,
+        "opt_base_learning_rate": workload.optimizer.learning_rate,
+    }

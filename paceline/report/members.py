@@ -1,10 +1,12 @@
 """Numbers over time from a run's files, thinned to what a chart can show."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from paceline import record
 from paceline.record import RunFolder, Sample
+from paceline.spec import hosts
 
 POINTS = 150
 """Points of a line on a page; more cannot be told apart on a screen."""
@@ -60,33 +62,45 @@ def _rates(batch: Sequence[Sample], seconds: float) -> dict[str, float]:
 
 
 def throughput(run: RunFolder) -> Values:
-    """Samples per second of all workers together, over equal stretches of the run."""
-    ends = [
-        (member.name, step.end_seconds + (member.clock_offset_seconds or 0.0), step.samples)
+    """Samples per second of all workers together, over equal stretches of the run.
+
+    A step's samples are spread over the time it took: a stretch that happens to hold the ends of
+    fewer steps is no dip, and one that holds a pause is.
+    """
+    spans = [
+        (step.start_seconds + offset, step.end_seconds + offset, step.samples)
         for member in run.members()
         if member.role == "worker"
+        for offset in [member.clock_offset_seconds or 0.0]
         for step in run.steps(member.name)
     ]
-    moments = [end for _, end, _ in ends]
-    first, last = min(moments, default=0.0), max(moments, default=0.0)
+    first = min((start for start, _, _ in spans), default=0.0)
+    last = max((end for _, end, _ in spans), default=0.0)
     if last <= first:
         return []
-    step = (last - first) * len({name for name, _, _ in ends}) / len(ends)
-    # Several steps of every worker in each stretch, or the curve would show steps, not their rate.
-    stretch = max((last - first) / POINTS, 4 * step)
-    counts: dict[int, int] = {}
-    for _, end, samples in ends:
-        place = int((end - first) / stretch)
-        counts[place] = counts.get(place, 0) + samples
-    whole = range(int((last - first) / stretch))  # the last stretch is cut short
+    stretch = (last - first) / min(POINTS, max(4, len(spans) // 2))
+    counts = [0.0] * (int((last - first) / stretch) + 1)
+    for start, end, samples in spans:
+        _spread(counts, (start - first) / stretch, (end - first) / stretch, samples)
+    whole = range(int((last - first) / stretch + 1e-6))  # a last stretch cut short is left out
     return [
         {
             "series": "all",
-            "seconds": _round((place + 1) * stretch),
-            "rate": _round(counts.get(place, 0) / stretch),
+            "seconds": _round((place + 0.5) * stretch),
+            "rate": _round(counts[place] / stretch),
         }
         for place in whole
     ]
+
+
+def _spread(counts: list[float], start: float, end: float, amount: float) -> None:
+    """Add `amount` to the places between `start` and `end`, to each its share."""
+    if end <= start:
+        counts[min(int(end), len(counts) - 1)] += amount
+        return
+    for place in range(int(start), min(int(end) + 1, len(counts))):
+        inside = min(end, place + 1) - max(start, place)
+        counts[place] += amount * max(0.0, inside) / (end - start)
 
 
 def losses(run: RunFolder, label: str) -> Values:
@@ -102,6 +116,10 @@ def losses(run: RunFolder, label: str) -> Values:
     first = next(iter(steps.values()))
     start, ends = first[0].end_seconds, {s.step: s.end_seconds for s in first}
     known = [(step, loss) for step, loss in by_step.items() if step in ends]
+    known = [(step, loss) for step, loss in known if math.isfinite(loss)]
+    if not known:
+        return []
+    smooth = _smoothed([loss for _, loss in known])
     stride = max(1, -(-len(known) // (2 * POINTS)))
     return [
         {
@@ -109,9 +127,21 @@ def losses(run: RunFolder, label: str) -> Values:
             "step": step,
             "seconds": _round(ends[step] - start),
             "loss": float(f"{loss:.5g}"),
+            "smooth": float(f"{smooth[place]:.5g}"),
         }
-        for step, loss in (*known[:-1:stride], known[-1])
+        for place, (step, loss) in enumerate(known)
+        if place % stride == 0 or place == len(known) - 1
     ]
+
+
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """A running mean that forgets: over about a twentieth of the run, with no lag at the start."""
+    keep = max(0.0, 1 - 20 / max(len(losses), 20)) * 0.9
+    mean, weight, found = 0.0, 0.0, []
+    for loss in losses:
+        mean, weight = keep * mean + loss, keep * weight + 1
+        found.append(mean / weight)
+    return found
 
 
 def staleness(run: RunFolder) -> Values:
@@ -121,6 +151,18 @@ def staleness(run: RunFolder) -> Values:
         for worker, counts in record.staleness(run.members()).items()
         for behind, count in counts.items()
     ]
+
+
+def capacities(run: RunFolder) -> dict[str, float]:
+    """Measure -> what there is of it at most: cores of the machine, MB/s of the slowest cable."""
+    found: dict[str, float] = {}
+    experiment, cores = run.experiment(), run.machine().get("cores")
+    if isinstance(cores, int):
+        found["cpu"] = float(cores)
+    if experiment.engine == "tunnel":
+        rates = [host.link.bandwidth_bits_per_second / 8e6 for host in hosts.place(experiment)]
+        found["sent"] = found["received"] = _round(min(rates))
+    return found
 
 
 def _round(value: float) -> float:

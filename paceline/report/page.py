@@ -15,12 +15,13 @@ import vl_convert
 
 from paceline import __version__
 from paceline.bench.table import Row, Table
-from paceline.errors import RecordError
-from paceline.explain import Explanation, explain
+from paceline.explain import Explanation
+from paceline.explain.words import gain_text
 from paceline.record import RunFolder
-from paceline.report import charts, columns, members
+from paceline.report import charts, columns, members, steps
 from paceline.report.charts import Chart
 from paceline.report.rows import Group, groups, labels, run_of
+from paceline.report.verdicts import explained, with_verdict
 from paceline.units import format_bytes, format_seconds
 
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
@@ -42,6 +43,9 @@ class RunSection(Section):
     """One run in detail."""
 
     path: str
+    steps: list[Chart] = field(default_factory=list)
+    """Charts of single steps; `charts` are over time."""
+
     explanation: Explanation | None
     experiment: str
     notes: list[str]
@@ -69,21 +73,24 @@ class Page:
 
     def charts(self) -> list[Chart]:
         sections = [*self.scaling, *self.breakdown, *self.training, *self.runs]
-        return [chart for section in sections for chart in section.charts]
+        over_time = [chart for section in sections for chart in section.charts]
+        return over_time + [chart for run in self.runs for chart in run.steps]
 
 
 def compose(table: Table, question: str = "") -> Page:
     """Gather what a page about `table` shows."""
+    explanations = explained(table)
+    table = with_verdict(table, explanations)
     runs = {row.cell: run for row in table.rows if row.failed is None and (run := run_of(row))}
     page = Page(title=table.name, verdict=table.verdict, tiles=_tiles(table.rows))
     for group in groups(table.rows):
-        _add_group(page, group, runs)
+        _add_group(page, group, runs, _limits(group, explanations))
     names = labels(table.rows)
     for row in table.rows:
         if row.failed is not None:
             page.failures.append((names[row.cell], row.failed))
         elif row.cell in runs:
-            _add_run(page, names[row.cell], runs[row.cell], _baseline(row, table.rows, runs))
+            _add_run(page, names[row.cell], runs[row.cell], explanations.get(row.cell))
     page.headings, page.cells = columns.table(table.rows)
     page.question = question
     first = next(iter(runs.values()), None)
@@ -96,7 +103,7 @@ def render(page: Page) -> str:
     """The page as one HTML text."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    environment.filters |= {"seconds": format_seconds, "slug": slug}
+    environment.filters |= {"seconds": format_seconds, "slug": slug, "gain": gain_text}
     drawn = page.charts()
     data = {
         "charts": {chart.name: {"data": chart.data, "spec": _on_page(chart)} for chart in drawn},
@@ -114,7 +121,7 @@ def render(page: Page) -> str:
 
 def _on_page(chart: Chart) -> dict[str, Any]:
     """The chart without a legend where the page has one for all charts of the kind."""
-    if not chart.data.startswith("breakdown/"):
+    if not chart.data.startswith(("breakdown/", "timeline/", "workers/")):
         return chart.spec
     encoding = chart.spec["encoding"]
     colour = encoding["color"] | {"legend": None}
@@ -126,14 +133,27 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "all"
 
 
-def _add_group(page: Page, group: Group, runs: dict[str, RunFolder]) -> None:
+def _limits(group: Group, explanations: dict[str, Explanation]) -> dict[str, float]:
+    """Cell -> samples/s of a step that is as short as its resources allow."""
+    return {
+        row.cell: row.global_batch / found.limit_seconds
+        for row in group.rows
+        if row.global_batch is not None
+        and (found := explanations.get(row.cell)) is not None
+        and found.limit_seconds > 0
+    }
+
+
+def _add_group(
+    page: Page, group: Group, runs: dict[str, RunFolder], limits: dict[str, float]
+) -> None:
     name, title = slug(group.title), group.title
-    page.datasets[f"scaling/{name}"] = charts.scaling_values(group)
+    page.datasets[f"scaling/{name}"] = charts.scaling_values(group, limits)
     scaling = charts.scaling(group, f"scaling/{name}")
     if scaling:
         page.scaling.append(Section(title=title, charts=scaling))
     parts = charts.breakdown_values(group)
-    if parts:
+    if parts and len(runs) > 1:  # one run alone is shown worker by worker
         page.datasets[f"breakdown/{name}"] = parts
         page.breakdown.append(Section(title=title, charts=[charts.breakdown(f"breakdown/{name}")]))
     names = labels(group.rows)
@@ -146,15 +166,16 @@ def _add_group(page: Page, group: Group, runs: dict[str, RunFolder]) -> None:
         )
 
 
-def _add_run(page: Page, label: str, run: RunFolder, baseline: RunFolder | None) -> None:
+def _add_run(page: Page, label: str, run: RunFolder, explanation: Explanation | None) -> None:
     name = slug(label)
     section = RunSection(
         title=label,
         path=str(run.path),
-        explanation=_explanation(run, baseline),
+        explanation=explanation,
         experiment=(run.path / "experiment.toml").read_text(encoding="utf-8"),
         notes=[event.text for event in run.events()],
     )
+    _add_steps(page, section, run, name)
     values = members.throughput(run)
     if values:
         page.datasets[f"rate/{name}"] = values
@@ -164,7 +185,9 @@ def _add_run(page: Page, label: str, run: RunFolder, baseline: RunFolder | None)
         present = {key for value in values for key in value}
         page.datasets[f"series/{name}"] = values
         own = [member.name for member in run.members()]
-        section.charts += charts.series(f"series/{name}", sorted(present), own)
+        section.charts += charts.series(
+            f"series/{name}", sorted(present), own, members.capacities(run)
+        )
     values = members.staleness(run)
     if values:
         page.datasets[f"staleness/{name}"] = values
@@ -172,22 +195,20 @@ def _add_run(page: Page, label: str, run: RunFolder, baseline: RunFolder | None)
     page.runs.append(section)
 
 
-def _explanation(run: RunFolder, baseline: RunFolder | None) -> Explanation | None:
-    try:
-        return explain(run, baseline)
-    except RecordError:  # a peer's run, or one that ended before its first step
-        return None
-
-
-def _baseline(row: Row, rows: Sequence[Row], runs: dict[str, RunFolder]) -> RunFolder | None:
-    """One worker on the same workload and device, unless this is it."""
-    same = ("model", "data", "batch", "engine", "link", "device", "peer")
-    for other in rows:
-        alone = other.workers == 1 and not other.servers and other.cell != row.cell
-        alike = all(getattr(other, name) == getattr(row, name) for name in same)
-        if alone and alike and other.cell in runs and row.workers > 1:
-            return runs[other.cell]
-    return None
+def _add_steps(page: Page, section: RunSection, run: RunFolder, name: str) -> None:
+    """Charts of single steps, where the run wrote any."""
+    told = steps.told(run)
+    if not told:
+        return
+    number, values = steps.timeline_values(run, told)
+    page.datasets[f"timeline/{name}"] = values
+    page.datasets[f"workers/{name}"] = steps.member_values(told)
+    page.datasets[f"steps/{name}"] = steps.distribution_values(told)
+    section.steps += [
+        steps.timeline(f"timeline/{name}", number),
+        steps.by_member(f"workers/{name}"),
+        steps.distribution(f"steps/{name}"),
+    ]
 
 
 def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from paceline.bench.grid import Cell
-from paceline.bench.table import Row, Table, tabulate
+from paceline.bench.table import Row, Table, add_speedup, tabulate, verdict
 from paceline.record import RunFolder
 
 AXES = {"workers": "workers", "batch": "batch per worker", "servers": "servers"}
@@ -32,7 +32,7 @@ class Group:
         return len(places) > len(set(self.series.values()))
 
 
-def from_runs(runs: Sequence[RunFolder], name: str = "", verdict: str = "") -> Table:
+def from_runs(runs: Sequence[RunFolder], name: str = "") -> Table:
     """Rows of runs that no comparison asked for; one worker's run is the others' baseline."""
     keys = _keys(runs)
     cells = [Cell(key=k, experiment=r.experiment()) for k, r in zip(keys, runs, strict=True)]
@@ -40,12 +40,9 @@ def from_runs(runs: Sequence[RunFolder], name: str = "", verdict: str = "") -> T
     table = tabulate(name or _title(runs), cells, finished, {})
     alone = {_workload(row): row for row in table.rows if row.workers == 1 and not row.servers}
     for row in table.rows:
-        baseline = alone.get(_workload(row))
-        if baseline is not None and row.samples_per_second and baseline.samples_per_second:
-            row.speedup = row.samples_per_second.median / baseline.samples_per_second.median
-            row.efficiency = row.speedup / row.workers
-    if verdict:
-        table.verdict = verdict
+        row.name, row.baseline = row.cell, None
+        add_speedup(row, alone.get(_workload(row)))
+    table.verdict = verdict(table.rows)  # again: now rows have names, and speed-ups
     return table
 
 
@@ -60,8 +57,9 @@ def groups(rows: Sequence[Row]) -> list[Group]:
     split_total = len({r.global_batch for r in timed}) < len({r.batch for r in timed})
     for row in timed:
         batch = f"batch {row.global_batch} in all" if split_total else f"batch {row.batch}"
+        batch = batch if row.batch else ""
         where = (row.link or "", _device(row), row.container or "")
-        key = (row.model, row.data, "" if axis == "batch" else batch, row.engine, *where)
+        key = (row.subject, row.data or "", "" if axis == "batch" else batch, row.engine, *where)
         found.setdefault(key, []).append(row)
     return [
         Group(
@@ -80,6 +78,8 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 def label(row: Row) -> str:
     """A row in a few words: "ring · 4 workers"."""
     words = [row.architecture, f"{row.workers} worker{'s' if row.workers != 1 else ''}"]
+    if row.name:
+        words.insert(0, row.name)
     if row.servers:
         words.append(f"{row.servers} server{'s' if row.servers != 1 else ''}")
     return " · ".join(words)
@@ -88,7 +88,7 @@ def label(row: Row) -> str:
 def labels(rows: Sequence[Row]) -> dict[str, str]:
     """Cell -> a label that no other row has: factors that vary are added to the short one."""
     found = {row.cell: label(row) for row in rows}
-    for factor in ("model", "batch", "link", "device", "container", "cell"):
+    for factor in ("subject", "batch", "link", "device", "container", "cell"):
         if len(set(found.values())) == len(rows):
             break
         if len({getattr(row, factor) for row in rows}) > 1:
@@ -124,15 +124,15 @@ def _keys(runs: Sequence[RunFolder]) -> list[str]:
 def _title(runs: Sequence[RunFolder]) -> str:
     first = runs[0].summary()
     if len(runs) == 1:
-        return f"{first.model}, {first.architecture} on {first.workers} worker" + (
+        return f"{first.subject}, {first.architecture} on {first.workers} worker" + (
             "s" if first.workers != 1 else ""
         )
-    models = {run.summary().model for run in runs}
+    models = {run.summary().subject for run in runs}
     return f"{len(runs)} runs of {models.pop() if len(models) == 1 else f'{len(models)} models'}"
 
 
 def _workload(row: Row) -> tuple[object, ...]:
-    return row.model, row.data, row.engine, row.device
+    return row.subject, row.data, row.engine, row.device
 
 
 def _axis(rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from paceline import record
 from paceline.errors import RecordError
+from paceline.explain import explain
 from paceline.record import Event, Member, RunFolder, Sample, Step
 
 WINDOW_STEPS = 50
@@ -16,6 +17,15 @@ WINDOW_STEPS = 50
 
 HISTORY = 240
 """Points kept of throughput and loss; older ones are thinned."""
+
+VERDICT_SECONDS = 5.0
+"""Time between two verdicts on a run that goes on."""
+
+VERDICT_COST = 30
+"""And so many times as long as the last one took."""
+
+RATE_SECONDS = 1.0
+"""Time that one point of the throughput's curve stands for, at least."""
 
 SILENT_SAMPLES, SILENT_SECONDS = 4, 3.0
 """A member whose files stand still for this long, while others' grow, is taken for dead."""
@@ -100,28 +110,30 @@ class RunTail:
         self._said: deque[Event] = deque(maxlen=20)
         self._totals: dict[int, tuple[float, int, int]] = {}
         self._losses, self._rates = History(), History()
-        self._began = time.monotonic()
+        self._first_seconds: float | None = None
+        self._open_rate = (0.0, 0.0)
+        self._judge_again_seconds = 0.0
+        self._said_so_far: str | None = None
 
     def look(self) -> dict[str, Any]:
         now = time.monotonic()
         self._find_members(now)
-        for tail in self._members.values():
-            for step in tail.look(now):
-                self._add_loss(step)
+        fresh = [step for tail in self._members.values() for step in tail.look(now)]
+        for step in fresh:
+            self._add_loss(step)
+        self._add_rates(fresh)
         self._said.extend(self._events.new())
         summary = self.folder.summary()
         running, rate = summary.status == "running", self._rate()
-        if running and rate is not None:
-            self._rates.add(now - self._began, rate)
         if not running and isinstance(summary.samples_per_second, float):
             rate = summary.samples_per_second
         late = self._late()
         return {
             "name": summary.name or self.folder.path.resolve().name,
-            "model": summary.model,
+            "model": summary.subject,
             "architecture": summary.architecture,
             "status": summary.status,
-            "verdict": summary.verdict if isinstance(summary.verdict, str) else None,
+            "verdict": self._verdict(summary, now),
             "step": max((t.recent[-1].step + 1 for t in self._workers() if t.recent), default=0),
             "steps": self._experiment.workload.steps or None,
             "samples_per_second": rate,
@@ -131,6 +143,36 @@ class RunTail:
             "members": [self._member(t, now, summary.status, late) for t in self._ordered()],
             "events": [f"{event.member}: {event.text}" for event in self._said],
         }
+
+    def _verdict(self, summary: record.Summary, now: float) -> str | None:
+        """The run's own at its end; until then what `explain` says of it so far, now and then."""
+        if isinstance(summary.verdict, str):
+            return summary.verdict
+        if now < self._judge_again_seconds:
+            return self._said_so_far
+        began = time.monotonic()
+        try:
+            self._said_so_far = f"So far: {explain(self.folder).verdict}"
+        except RecordError:  # no step yet
+            self._said_so_far = None
+        # A verdict reads the whole record: a long one is judged less often.
+        took = time.monotonic() - began
+        self._judge_again_seconds = now + max(VERDICT_SECONDS, VERDICT_COST * took)
+        return self._said_so_far
+
+    def _add_rates(self, fresh: list[Step]) -> None:
+        """Throughput over the run's own time, from its steps: opened late, the page shows all."""
+        workers = max(1, self._experiment.cluster.workers)
+        for step in sorted(fresh, key=lambda one: one.end_seconds):
+            if self._first_seconds is None:
+                self._first_seconds = step.start_seconds
+            at = step.end_seconds - self._first_seconds
+            since, samples = self._open_rate
+            samples += step.samples
+            if at - since >= max(RATE_SECONDS, 2 * step.seconds) and samples > workers:
+                self._rates.add(at, samples / (at - since))
+                since, samples = at, 0.0
+            self._open_rate = since, samples
 
     def _find_members(self, now: float) -> None:
         for file in (self.folder.path / "members").glob("*.json"):

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from paceline import explain
 from paceline.bench.table import Row, Table
 from paceline.record import PHASES, RunFolder
 from paceline.report import charts, page
@@ -33,17 +32,9 @@ def write(table: Table, target: Path, *, question: str = "", files: bool = True)
     return index
 
 
-def write_runs(
-    runs: Sequence[RunFolder], target: Path, *, verdict: str = "", files: bool = True
-) -> Path:
-    """Write the report of runs that belong to no comparison.
-
-    A run alone, or beside one worker's, has its own verdict; of more the fastest is named.
-    """
-    if not verdict and len(runs) <= 2:
-        ordered = sorted(runs, key=lambda run: run.summary().workers)
-        verdict = explain.verdict(ordered[-1], ordered[0] if len(runs) == 2 else None)
-    return write(from_runs(runs, verdict=verdict), target, files=files)
+def write_runs(runs: Sequence[RunFolder], target: Path, *, files: bool = True) -> Path:
+    """Write the report of runs that belong to no comparison."""
+    return write(from_runs(runs), target, files=files)
 
 
 def write_pictures(

@@ -26,7 +26,8 @@ from paceline.spec.experiment import (
     replace,
     to_toml,
 )
-from paceline.spec.workload import Optimizer, Schedule, Workload
+from paceline.spec.prediction import Prediction
+from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
 __all__ = [
     "ARCHITECTURES",
@@ -45,9 +46,11 @@ __all__ = [
     "Optimizer",
     "Paper",
     "Pipeline",
+    "Prediction",
     "Replicated",
     "Ring",
     "Schedule",
+    "Script",
     "Server",
     "Single",
     "Workload",

@@ -15,15 +15,34 @@ from paceline.units import parse_bytes
 Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
 
 
-class Auto(Spec, frozen=True, kw_only=True, tag_field="name", tag="auto"):
+class Facts(Spec, frozen=True, kw_only=True):
+    """What all architectures say of themselves, beside their options."""
+
+    @property
+    def takes_servers(self) -> bool:
+        """Server members have something to do in it."""
+        return False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """A step ends when every worker has done its part: the slowest sets the pace."""
+        return True
+
+    @property
+    def exclusive(self) -> bool:
+        """Weights stay unchanged until all workers have used them: it trains like `single`."""
+        return True
+
+
+class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
 
 
-class Single(Spec, frozen=True, kw_only=True, tag_field="name", tag="single"):
+class Single(Facts, frozen=True, kw_only=True, tag_field="name", tag="single"):
     """One worker: the baseline and the numerical reference."""
 
 
-class Ring(Spec, frozen=True, kw_only=True, tag_field="name", tag="ring"):
+class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
     """Synchronous all-reduce of gradients, bucketed, overlapped with backward."""
 
     backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
@@ -43,7 +62,7 @@ class Ring(Spec, frozen=True, kw_only=True, tag_field="name", tag="ring"):
         return parse_bytes(self.bucket, "architecture ring, bucket")
 
 
-class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
+class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Workers push gradient chunks; servers update and return weights."""
 
     mode: Literal["sync", "async", "bounded", "quorum"] = "sync"
@@ -54,8 +73,9 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """`quorum`: how many workers' gradients make a step; all but one when left out."""
 
     placement: Literal["dedicated", "colocated", "optimal"] = "dedicated"
-    update: Literal["server", "worker"] = "server"
-    """Where the optimizer runs; `worker` leaves only the summing to the servers."""
+    update: Literal["auto", "server", "worker"] = "auto"
+    """Where the optimizer runs; `worker` leaves only the averaging to the servers, `auto` decides
+    by what the script's first step does with its gradients."""
 
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"
@@ -89,8 +109,20 @@ class Server(Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
             return None
         return parse_bytes(self.chunk, "architecture server, chunk")
 
+    @property
+    def takes_servers(self) -> bool:
+        return self.placement != "colocated"
 
-class Average(Spec, frozen=True, kw_only=True, tag_field="name", tag="average"):
+    @property
+    def waits_for_all(self) -> bool:
+        return self.mode in ("sync", "bounded")
+
+    @property
+    def exclusive(self) -> bool:
+        return self.mode == "sync" or (self.mode == "bounded" and self.staleness == 0)
+
+
+class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average"):
     """Local steps, weights averaged every so often."""
 
     every: int = 1
@@ -110,14 +142,22 @@ class Average(Spec, frozen=True, kw_only=True, tag_field="name", tag="average"):
         problem = f"every = {self.every} is not at least 1."
         require(self.every >= 1, "architecture average", problem, "write 1 to average each step.")
 
+    @property
+    def exclusive(self) -> bool:
+        return False
 
-class Hybrid(Spec, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
+
+class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     """Reduce inside a host through shared memory, between hosts by `between`."""
 
     between: Literal["ring", "server"] = "ring"
 
+    @property
+    def takes_servers(self) -> bool:
+        return self.between == "server"
 
-class Replicated(Spec, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
+
+class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
     """One process, several devices, one batch split over them."""
 
     devices: int = 0
@@ -145,7 +185,7 @@ class Replicated(Spec, frozen=True, kw_only=True, tag_field="name", tag="replica
         return weights
 
 
-class Pipeline(Spec, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
+class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
     """Layers split over workers; micro-batches flow through."""
 
     microbatches: int = 4

@@ -2,8 +2,32 @@
 
 from typing import Literal
 
+import msgspec
+
+from paceline.errors import SpecError, suggest
 from paceline.spec.base import Spec, require
 from paceline.units import parse_bandwidth, parse_seconds
+
+NAMED_LINKS: dict[str, tuple[float, float, str]] = {
+    "ethernet": (10e9, 30e-6, "tcp"),
+    "roce": (25e9, 3e-6, "rdma"),
+    "infiniband-fdr": (54.3e9, 1.5e-6, "rdma"),
+    "infiniband-edr": (100e9, 1.5e-6, "rdma"),
+    "infiniband-edr-x4": (400e9, 1.5e-6, "rdma"),
+    "infiniband-hdr": (200e9, 1.5e-6, "rdma"),
+    "omni-path": (100e9, 1.5e-6, "tcp"),
+    "aries": (80e9, 2e-6, "tcp"),
+    "pcie3": (126e9, 5e-6, "bus"),
+    "pcie4": (252e9, 5e-6, "bus"),
+    "nvlink": (1200e9, 3e-6, "bus"),
+    "nvlink3": (2400e9, 3e-6, "bus"),
+    "memory": (200e9, 1e-6, "bus"),
+}
+"""Name -> bits per second in each direction, one-way seconds, how bytes get onto it.
+
+Rates on paper: 16 lanes of PCIe, six NVLinks of a V100 or twelve of an A100, one port of a fabric.
+"tcp" stands for every way that copies through the host's memory. What software leaves of them is
+the predictor's business (predict/stacks.toml)."""
 
 
 class Host(Spec, frozen=True, kw_only=True):
@@ -41,6 +65,8 @@ class Link(Spec, frozen=True, kw_only=True):
 
     bandwidth_bits_per_second: float
     latency_seconds: float = 0.0
+    kind: Literal["tcp", "rdma", "bus"] = "tcp"
+    """How bytes get onto it: copied by the host, past it, or inside one."""
 
     def seconds_for(self, size_bytes: float) -> float:
         """Time for one message alone on the link."""
@@ -62,6 +88,10 @@ class Cluster(Spec, frozen=True, kw_only=True):
     """After the warm-up, divide each batch anew in proportion to the workers' measured speeds."""
 
     link: str = ""
+    inside: str = ""
+    """What joins the devices of one host: "nvlink", "pcie3", "memory", or a rate. Only `predict`
+    models it; left out, host memory."""
+
     device: str = "cpu"
     hosts: tuple[Host, ...] = ()
     """Left out: one host per member in the tunnel, this machine for all otherwise."""
@@ -98,14 +128,22 @@ class Cluster(Spec, frozen=True, kw_only=True):
         require(
             self.dilation >= 1, where, problem, "write 1 for real time, 4 for four times slower."
         )
-        for text in (self.link, self.uplink):
+        for text in (self.link, self.uplink, self.inside):
             if text:
                 parse_link(text, where)
 
 
 def parse_link(text: str, where: str) -> Link:
-    """Return the numbers behind "1gbit" or "1gbit,50us"."""
+    """Return the numbers behind "1gbit", "1gbit,50us", "infiniband-edr" or "ethernet,50us"."""
     rate, _, latency = text.partition(",")
+    if rate[:1].isalpha():
+        if rate not in NAMED_LINKS:
+            problem = f'"{rate}" is neither a rate such as 10gbit nor a known link.'
+            raise SpecError(where, problem, suggest(rate, NAMED_LINKS))
+        bits, seconds, kind = NAMED_LINKS[rate]
+        known = {"bandwidth_bits_per_second": bits, "kind": kind}
+        seconds = parse_seconds(latency, where) if latency else seconds
+        return msgspec.convert({**known, "latency_seconds": seconds}, Link)
     return Link(
         bandwidth_bits_per_second=parse_bandwidth(rate, where),
         latency_seconds=parse_seconds(latency, where) if latency else 0.0,

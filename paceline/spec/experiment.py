@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +22,7 @@ from paceline.spec.architecture import (
 from paceline.spec.architecture import parse_architecture as parse_architecture
 from paceline.spec.base import Spec, require
 from paceline.spec.cluster import Cluster
+from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Workload
 
 
@@ -66,6 +68,7 @@ class Experiment(Spec, frozen=True, kw_only=True):
     cluster: Cluster = Cluster()
     measurement: Measurement = Measurement()
     faults: tuple[Fault, ...] = ()
+    prediction: Prediction = Prediction()
     engine: Literal["here", "tunnel", "predict"] = "here"
 
     def __post_init__(self) -> None:
@@ -168,7 +171,10 @@ def from_tables(tables: dict[str, Any], where: str) -> Experiment:
 
 def to_toml(experiment: Experiment) -> str:
     """The experiment as a file that `load` reads back."""
-    return tomli_w.dumps(msgspec.to_builtins(experiment))
+    tables = msgspec.to_builtins(experiment)
+    if experiment.workload.script is not None:  # nothing else is known of it
+        tables["workload"] = {"script": tables["workload"]["script"]}
+    return tomli_w.dumps(tables)
 
 
 def replace(experiment: Experiment, **changes: Any) -> Experiment:
@@ -194,6 +200,7 @@ _PARTS: dict[str, type[Spec]] = {
     "workload": Workload,
     "cluster": Cluster,
     "measurement": Measurement,
+    "prediction": Prediction,
 }
 
 
@@ -204,6 +211,8 @@ def _refuse_unknown(table: dict[str, Any], kind: type[Spec], where: str, path: s
             place = f"{where}, [{path}]" if path else where
             raise SpecError(place, f'unknown key "{key}".', suggest(key, kind.__struct_fields__))
         field_type = next(f.type for f in msgspec.structs.fields(kind) if f.name == key)
+        if isinstance(field_type, UnionType) and field_type.__args__[1:] == (NoneType,):
+            field_type = field_type.__args__[0]
         if (
             isinstance(value, dict)
             and isinstance(field_type, type)

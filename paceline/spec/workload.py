@@ -1,6 +1,10 @@
-"""What is trained: model, data, batch, length, optimizer."""
+"""What is trained: model, data, batch, length, optimizer; or a script that brings its own."""
 
+import shlex
+from pathlib import PurePath
 from typing import Literal
+
+import msgspec
 
 from paceline.spec.base import Spec, require
 
@@ -60,8 +64,40 @@ class Schedule(Spec, frozen=True, kw_only=True):
         require(not (self.scale_with_workers and self.base_batch), where, both, fix)
 
 
+class Script(Spec, frozen=True, kw_only=True):
+    """A user's own program, as every worker runs it: `python PATH …` or `python -m MODULE …`."""
+
+    path: str = ""
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        where = "[workload.script]"
+        given = f'path = "{self.path}" and module = "{self.module}"'
+        one = bool(self.path) != bool(self.module)
+        require(one, where, f"{given}: one of them names the program.", "write path or module.")
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """What follows the interpreter on the command line."""
+        program = (self.path,) if self.path else ("-m", self.module)
+        return (*program, *self.arguments)
+
+    @property
+    def name(self) -> str:
+        """A short name: the file's without its folder, or the module's."""
+        return PurePath(self.path).name or self.module
+
+    def __str__(self) -> str:
+        program = self.name if self.path else f"-m {self.module}"
+        return shlex.join([*program.split(" ", 1), *self.arguments])
+
+
 class Workload(Spec, frozen=True, kw_only=True):
-    """One model on one data set."""
+    """One model on one data set; or a script, and then nothing else is known of it."""
+
+    script: Script | None = None
+    """The user's own program, in place of all that follows."""
 
     model: str = "tutorial-cnn"
     """A built-in name, or "module:function" that returns a torch module."""
@@ -121,6 +157,9 @@ class Workload(Spec, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         where = "[workload]"
+        if self.script is not None:
+            self._leave_unset()
+            return
         for name in ("batch", "global_batch", "steps", "epochs", "checkpoint_every", "clip_norm"):
             value = getattr(self, name)
             problem = f"{name} = {value:g} is negative."
@@ -135,8 +174,19 @@ class Workload(Spec, frozen=True, kw_only=True):
         problem = f"accumulate = {self.accumulate} is not at least 1."
         require(self.accumulate >= 1, where, problem, "write 1 for no accumulation.")
 
+    def _leave_unset(self) -> None:
+        """A script's model, data and the rest are its own: a default here would be invented."""
+        for field in msgspec.structs.fields(type(self)):
+            own, left_out = getattr(self, field.name), ("", field.default)
+            problem = f"{field.name} is given beside a script, which has its own."
+            fix = "leave it out, and pass it to the script as an argument."
+            require(field.name == "script" or own in left_out, "[workload]", problem, fix)
+        for name in ("model", "data"):
+            msgspec.structs.force_setattr(self, name, "")
+
     def global_batch_for(self, workers: int) -> int:
         """Samples per step over all workers: 32 each unless the user says otherwise."""
+        assert self.script is None, "a script's batch is its own"
         return self.global_batch or workers * (self.batch or 32)
 
     def num_steps(self, workers: int, num_samples: int) -> int:

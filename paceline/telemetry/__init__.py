@@ -1,6 +1,6 @@
-"""Watching a member from inside: where its time goes, what it uses, what it sends."""
+"""Where a member's time goes, and what the machine did for it; no torch."""
 
-from paceline.telemetry.clock import StepClock
+from paceline.telemetry.clock import EVALUATION, StepClock
 from paceline.telemetry.recorder import Recorder
 
-__all__ = ["Recorder", "StepClock"]
+__all__ = ["EVALUATION", "Recorder", "StepClock"]

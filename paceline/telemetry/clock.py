@@ -9,6 +9,9 @@ from paceline.record import PHASES, Step
 OTHER = "other"
 """Time between the phases (logging, zeroing gradients): not recorded, but part of the step."""
 
+EVALUATION = "evaluation"
+"""Entered when the model is used without training; no part of any step."""
+
 
 class StepClock:
     """Attributes time to phases as the training thread passes from one to the next.
@@ -20,7 +23,8 @@ class StepClock:
         """`dilation`: how many times slower than reported the emulated world runs."""
         self._dilation = dilation
         self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
-        self._phase = OTHER
+        self._paused: dict[str, float] = {}
+        self._phase, self._begun, self._pausing = OTHER, False, False
         self._since = self._start = self._now()
         self._ready: float | None = None
 
@@ -29,9 +33,19 @@ class StepClock:
 
     def enter(self, phase: str) -> None:
         """The time since the last call was the last phase's; what follows is `phase`'s."""
+        if self._pausing:
+            return
         now = self._now()
         since = self._since
-        if self._phase == "backward" and self._ready is not None and phase != "backward":
+        if not self._begun and phase != OTHER:
+            # What comes before the first batch is starting up, not a step.
+            self._begun, self._start, self._since = True, now, now
+            self._seconds[OTHER] = 0.0
+            self._phase = phase
+            return
+        if self._phase == EVALUATION:
+            self._pause(EVALUATION, now - since)
+        elif self._phase == "backward" and self._ready is not None and phase != "backward":
             # backward() returns when the exchange it overlaps is done; its own part ended earlier.
             self._seconds["backward"] += self._ready - since
             self._seconds["exchange_exposed"] += now - self._ready
@@ -45,18 +59,31 @@ class StepClock:
 
     def charge(self, phase: str, seconds: float) -> None:
         """Move `seconds` that just passed from the current phase to `phase`."""
+        if self._pausing or self._phase == EVALUATION:  # what a pause waits for is no step's
+            return
         self._seconds[self._phase] -= seconds / self._dilation
         self._seconds[phase] += seconds / self._dilation
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time inside belongs to no step: evaluation, checkpoints."""
+    def paused(self, what: str = OTHER) -> Iterator[None]:
+        """Time inside belongs to no step; `what` names it: evaluation, checkpoint, logging."""
         self.enter(OTHER)
-        began = self._now()
-        yield
-        now = self._now()
-        self._start += now - began
-        self._since = now
+        began, self._pausing = self._now(), True
+        try:
+            yield
+        finally:
+            self._phase, self._since, self._pausing = OTHER, self._now(), False
+            self._pause(what, self._since - began)
+
+    def _pause(self, what: str, seconds: float) -> None:
+        self._start += seconds
+        self._paused[what] = self._paused.get(what, 0.0) + seconds
+
+    def end_training(self) -> dict[str, float]:
+        """The pauses since the last step: there is no next one whose record would hold them."""
+        self.enter(OTHER)
+        paused, self._paused = self._paused, {}
+        return paused
 
     def end_step(self, step: int, samples: int) -> Step:
         """Close the step; the next one starts now."""
@@ -68,7 +95,9 @@ class StepClock:
             breakdown_seconds={name: s for name, s in self._seconds.items() if s and name != OTHER},
             samples=samples,
             ready_seconds=self._ready,
+            paused_seconds=self._paused,
         )
+        self._paused = {}
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._start, self._ready = self._since, None
         return entry

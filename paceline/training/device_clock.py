@@ -10,15 +10,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from paceline.record import PHASES, Step
 from paceline.telemetry import StepClock
-from paceline.telemetry.clock import OTHER
+from paceline.telemetry.clock import EVALUATION, OTHER
 
-PAUSED = "paused"
+PAUSED = "paused: "
+"""Stands before the name of a pause, in place of a phase."""
 
 Mark = tuple[str, torch.cuda.Event]
 """A phase, and the moment in the stream at which it began."""
@@ -52,6 +54,8 @@ class DeviceClock(StepClock):
             setattr(this, name, torch.compiler.disable(getattr(self, name)))
 
     def enter(self, phase: str) -> None:
+        if self._pausing:
+            return
         self._marks.passages.append((phase, self._event()))
 
     def ready(self) -> None:
@@ -63,10 +67,19 @@ class DeviceClock(StepClock):
         self._marks.charges.append((self._marks.passages[-1][0], phase, seconds))
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.enter(PAUSED)
-        yield
+    def paused(self, what: str = OTHER) -> Iterator[None]:
+        self.enter(PAUSED + what)
+        self._pausing = True
+        try:
+            yield
+        finally:
+            self._pausing = False
+            self.enter(OTHER)
+
+    def end_training(self) -> dict[str, float]:
         self.enter(OTHER)
+        self._marks.passages[-1][1].synchronize()
+        return _pauses(self._marks.passages)
 
     def end_step(self, step: int, samples: int) -> Step:
         self.enter(OTHER)
@@ -79,12 +92,15 @@ class DeviceClock(StepClock):
     def complete(self, entry: Step) -> None:
         marks = self._closed.popleft()
         marks.passages[-1][1].synchronize()
-        seconds = dict.fromkeys((*PHASES, OTHER, PAUSED), 0.0)
+        seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
+        entry.paused_seconds = _pauses(marks.passages)
         now = entry.start_seconds = self._end_seconds
         pairs = zip(marks.passages, marks.passages[1:], strict=False)
         for (phase, begin), (_, end) in pairs:
             spent = begin.elapsed_time(end) / 1e3
-            if phase == "backward" and marks.ready is not None:
+            if _pause_of(phase):
+                pass  # in paused_seconds
+            elif phase == "backward" and marks.ready is not None:
                 own = min(max(begin.elapsed_time(marks.ready) / 1e3, 0.0), spent)
                 entry.ready_seconds = now + own
                 seconds["exchange_exposed"] += spent - own
@@ -93,10 +109,12 @@ class DeviceClock(StepClock):
                 seconds[phase] += spent
             now += spent
         for source, target, moved in marks.charges:
+            if _pause_of(source):
+                continue
             seconds[source] -= moved
             seconds[target] += moved
         self._end_seconds = entry.end_seconds = now
-        entry.start_seconds += seconds[PAUSED]
+        entry.start_seconds += sum(entry.paused_seconds.values())
         entry.breakdown_seconds = {name: s for name, s in seconds.items() if s and name in PHASES}
         # The last event is also the first of the next step.
         self._spare += [event for _, event in marks.passages[:-1]]
@@ -105,3 +123,18 @@ class DeviceClock(StepClock):
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def _pause_of(phase: str) -> str:
+    """What a passage into `phase` pauses for; empty for a phase of a step."""
+    return phase if phase == EVALUATION else phase.partition(PAUSED)[2]
+
+
+def _pauses(passages: list[Mark]) -> dict[str, float]:
+    """Seconds of each pause between the passages."""
+    paused: dict[str, float] = {}
+    for (phase, begin), (_, end) in pairwise(passages):
+        what = _pause_of(phase)
+        if what:
+            paused[what] = paused.get(what, 0.0) + begin.elapsed_time(end) / 1e3
+    return paused

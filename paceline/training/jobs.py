@@ -5,25 +5,35 @@ The tunnel makes its own identities (other hosts, other addresses) and uses the 
 
 import os
 import secrets
+import site
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from paceline import architectures, spec
 from paceline.launch import Identity, MemberCommand, share_cores, to_environment
+from paceline.launch.identity import TORCH_VARIABLES
 from paceline.launch.ray import Placed
 from paceline.record import RunFolder
 
 MEMBER_ARGV = (sys.executable, "-m", "paceline.training.member")
+SERVER_ARGV = (sys.executable, "-P", "-m", "paceline.training.member")
+"""A server beside somebody's script: nothing in the current folder is taken for one of ours."""
 
 
 def local_identities(
-    experiment: spec.Experiment, folder: RunFolder, coordinator: socket.socket
+    experiment: spec.Experiment,
+    folder: RunFolder,
+    coordinator: socket.socket,
+    reserved: socket.socket | None = None,
 ) -> list[Identity]:
-    """All members on this host; worker 0 inherits the listening socket, so no port is guessed."""
+    """All members on this host; worker 0 inherits the listening socket, so no port is guessed.
+
+    `reserved` holds a port for a script that makes groups of its own.
+    """
     workers, servers = experiment.cluster.workers, experiment.num_servers
     address, port = coordinator.getsockname()
+    master = "{}:{}".format(*reserved.getsockname()) if reserved is not None else ""
     key = secrets.token_hex(32)
     return [
         Identity(
@@ -36,6 +46,8 @@ def local_identities(
             coordinator_descriptor=coordinator.fileno() if index == 0 else -1,
             local_index=index,
             local_members=workers + servers,
+            local_workers=workers,
+            master=master,
             launcher="paceline",
             run=str(folder.path.absolute()),
             key=key,
@@ -46,30 +58,33 @@ def local_identities(
 
 def command(
     identity: Identity,
-    options: spec.Architecture,
+    experiment: spec.Experiment,
     *,
     threads: int,
     cores: tuple[int, ...] = (),
-    script: Sequence[str] = (),
 ) -> MemberCommand:
-    """The command line of one member: the built-in loop, or `script` for a worker of one's own."""
-    own = script and identity.role == "worker"
+    """The command line of one member: the built-in loop, or a worker of the user's script."""
+    script, serves = experiment.workload.script, identity.role == "server"
+    inherited = {n: v for n, v in os.environ.items() if n not in TORCH_VARIABLES}
     environment = {
-        **os.environ,
+        **inherited,
         **to_environment(identity),
-        **architectures.to_environment(options),
+        **architectures.to_environment(experiment.architecture),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
-        # Members must find what the launcher finds: this Paceline, and "module:function" names.
-        "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), *_package_path()))),
+        "PYTHONPATH": os.pathsep.join(_python_path(own=script is None)),
     }
+    argv: tuple[str, ...] = MEMBER_ARGV if script is None else SERVER_ARGV
+    if script is not None and not serves:
+        argv = (sys.executable, *script.line)
     keeps_socket = identity.coordinator_descriptor >= 0
     return MemberCommand(
         name=identity.name,
-        argv=(sys.executable, *script) if own else MEMBER_ARGV,
+        argv=argv,
         environment=environment,
         cores=cores,
         descriptors=(identity.coordinator_descriptor,) if keeps_socket else (),
+        serves=serves,
     )
 
 
@@ -77,7 +92,7 @@ def local_commands(
     experiment: spec.Experiment,
     folder: RunFolder,
     coordinator: socket.socket,
-    script: Sequence[str] = (),
+    reserved: socket.socket,
 ) -> list[MemberCommand]:
     """Every member of `experiment` on this machine, each worker with its share of the cores."""
     workers = experiment.cluster.workers
@@ -87,31 +102,35 @@ def local_commands(
     return [
         command(
             identity,
-            experiment.architecture,
+            experiment,
             threads=threads if identity.role == "worker" else 1,
             cores=cores[identity.rank] if identity.role == "worker" else (),
-            script=script,
         )
-        for identity in local_identities(experiment, folder, coordinator)
+        for identity in local_identities(experiment, folder, coordinator, reserved)
     ]
 
 
 def ray_commands(
-    experiment: spec.Experiment, folder: RunFolder, placed: Placed, script: Sequence[str] = ()
+    experiment: spec.Experiment, folder: RunFolder, placed: Placed
 ) -> list[MemberCommand]:
     """Every member of `experiment` where Ray has placed it."""
     threads = experiment.cluster.threads or placed.cores
     return [
-        command(
-            identity,
-            experiment.architecture,
-            threads=threads if identity.role == "worker" else 1,
-            script=script,
-        )
+        command(identity, experiment, threads=threads if identity.role == "worker" else 1)
         for identity in placed.identities(experiment.cluster.workers, folder.path.absolute())
     ]
 
 
-def _package_path() -> list[str]:
-    root = str(Path(__file__).resolve().parents[2])
-    return [root, os.environ.get("PYTHONPATH", "")]
+def _python_path(own: bool) -> list[str]:
+    """Where a member looks for modules, beside what it finds by itself.
+
+    It must find this Paceline. A built-in workload finds "module:function" names in the current
+    folder too; a script finds what it would find without us, which is the folder it lies in.
+    """
+    root = os.path.realpath(Path(__file__).parents[2])
+    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    here = [os.getcwd()] if own else []
+    installed = (*site.getsitepackages(), site.getusersitepackages(), *given)
+    # Among other packages it is found, and would bring them before the standard library.
+    ours = [] if root in map(os.path.realpath, installed) else [root]
+    return list(dict.fromkeys((*here, *ours, *given)))

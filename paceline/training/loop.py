@@ -13,8 +13,9 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from paceline import data, models, spec
-from paceline.architectures import group, pipeline
+from paceline.architectures import pipeline
 from paceline.architectures.base import Architecture
+from paceline.architectures.group import Group
 from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
 from paceline.errors import SpecError
@@ -27,6 +28,12 @@ from paceline.training.evaluation import accuracy
 from paceline.training.schedule import learning_rate
 from paceline.training.session import Session
 from paceline.training.sharding import division
+
+READING = -2
+"""The part of the store for the samples that worker 0 sends: no call of `distribute` has it."""
+
+STAGES = -3
+"""The part for cutting a model into stages, which comes before `distribute`."""
 
 
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
@@ -49,8 +56,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
         dataset, start, model = data.open("synthetic", input_shape=(1,)), 0, emulated
         optimizer = optimizers.build(workload.optimizer, model.parameters())
-    original = model
-    model, optimizer = session.distribute(model, optimizer)
+    session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
     session.step = start
@@ -69,13 +75,13 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
             session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
-            with session.clock.paused():
+            with session.clock.paused("balancing"):
                 balance(session, shares)
         every = workload.checkpoint_every
         if every and (step + 1) % every == 0 and step + 1 < num_steps:
-            with session.clock.paused():
-                worker.save(folder.path, step + 1, original)
-    worker.finish(original, len(dataset))
+            with session.clock.paused("checkpoint"):
+                worker.save(folder.path, step + 1)
+    worker.finish(dataset)
     dataset.close()
 
 
@@ -176,7 +182,7 @@ class _Worker:
         self._optimizer.zero_grad(set_to_none=True)
         if self._wants_graph:
             self._wants_graph = False
-            with session.clock.paused():
+            with session.clock.paused("recording"):
                 # Every built-in model begins with a convolution or a matrix product.
                 known = models.info(workload.model) is not None and inputs.is_floating_point()
                 rounded = torch.bfloat16 if known and workload.precision == "bfloat16" else None
@@ -218,23 +224,26 @@ class _Worker:
         smoothing = self._workload.label_smoothing
         return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
-    def save(self, run: Path, next_step: int, model: nn.Module) -> None:
+    def save(self, run: Path, next_step: int) -> None:
         self._architecture.settle()
         if self._session.rank == 0:
-            checkpoint.save(run, step=next_step, model=model, optimizer=self._optimizer)
+            checkpoint.save(run, step=next_step, model=self._model, optimizer=self._optimizer)
 
-    def finish(self, model: nn.Module, num_samples: int) -> None:
+    def finish(self, dataset: data.Dataset) -> None:
         """Bring the weights to rest, and measure them where asked."""
         session, workload = self._session, self._workload
         self._architecture.settle()
         if session.recorder is None or session.rank != 0:
             return
         results = session.recorder.member.results
-        results["num_samples"] = float(num_samples)
+        results["num_samples"] = float(len(dataset))
+        if self._knows_loss and workload.data != "synthetic":
+            results["num_classes"] = float(dataset.num_classes)
         if workload.evaluate:
-            test = open_data(workload, train=False)
-            results.update(accuracy(model, test, self.device))
-            test.close()
+            with session.clock.paused("evaluation"):
+                test = open_data(workload, train=False)
+                results.update(accuracy(self._model, test, self.device))
+                test.close()
 
     @property
     def _architecture(self) -> Architecture:
@@ -274,7 +283,7 @@ def build_stages(
         channels_last=_is_channels_last(workload),
         weight_factor=2 + optimizers.state_factor(workload.optimizer),
     )
-    return pipeline.build(options, session.context(device), job)
+    return pipeline.build(options, session.context(device, STAGES), job)
 
 
 def _wants_graph(experiment: spec.Experiment, device: torch.device) -> bool:
@@ -311,12 +320,12 @@ def _source(
         if device.type == "cuda":
             return data.DeviceLoader(dataset, batches, own_part, device)
         return data.Loader(dataset, batches, own_part)
-    group.join(session.context(torch.device("cpu")), "gloo")
+    group = Group(session.context(torch.device("cpu"), READING), "gloo")
     own = dataset if session.rank == 0 else None
     slices: list[Callable[[int], slice]] = [
         data.part_of(rank, shares) for rank in range(session.workers)
     ]
-    return ScatterLoader(own, describe(own), batches, slices)
+    return ScatterLoader(own, describe(own, group), batches, slices, group)
 
 
 def _source_of_stages(

@@ -5,6 +5,7 @@ foreign launcher `train_here` does the same inside the process that was started.
 """
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -29,6 +30,8 @@ def main() -> int:
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:  # the launcher tells it once for all
+        return 128 + signal.SIGINT
     except Exception:
         traceback.print_exc()
         return 1

@@ -9,17 +9,20 @@ import atexit
 import os
 import sys
 from collections import deque
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
 
 from paceline import architectures, spec
 from paceline.architectures.base import Architecture, Context
+from paceline.architectures.group import Group
+from paceline.architectures.mixing import mix_in
+from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.models.memory import keep_freed_memory, return_freed_memory
@@ -27,6 +30,8 @@ from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, stores
 from paceline.training.device_clock import DeviceClock
+from paceline.training.serving import NO_MORE, SOME, Serving, announce, is_to_serve
+from paceline.training.timing import Passes, Timed
 
 RECENT_STEPS = 20
 SETTLED_STEPS = 2
@@ -50,12 +55,15 @@ class Session:
         dilation = _dilation(folder)
         self.clock = StepClock(dilation)
         self.recorder: Recorder | None = None
-        self.architecture: Architecture | None = None
+        self.architectures: list[Architecture] = []
+        """One for each call of `distribute`."""
         self.step = 0
-        self.model: torch.nn.Module | None = None
+        self._trained: list[Trained] = []
+        self._passes: list[Passes] = []
+        self._workers_group: Group | None = None
+        self._sharded = 0
         self._folder = folder
         self._stack = ExitStack()
-        self._samples = 0
         self._loss: Tensor | None = None
         self._open_step: tuple[Step, Tensor | None] | None = None
         self.members = tuple(range(identity.workers))
@@ -63,7 +71,12 @@ class Session:
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
         """The last steps of this worker, losses not yet known."""
         self._scale = 1.0
-        self._scales_gradients = False
+        self._refusal: SpecError | None = None
+        self._watches = False
+        self._watched: set[int] = set()
+        """Tensors whose gradients are counted and multiplied by the scale."""
+        self.gradients = 0
+        """How many of those came so far: they tell which batches are trained on."""
         if folder is not None:
             self.recorder = Recorder(
                 folder,
@@ -72,6 +85,7 @@ class Session:
                 host=identity.host,
                 owns_interfaces=identity.owns_interfaces,
                 sample_seconds=measurement.sample_seconds,
+                warmup_steps=measurement.warmup_steps,
                 dilation=dilation,
             )
             self._stack.enter_context(self.recorder)
@@ -86,6 +100,16 @@ class Session:
         return self.identity.workers
 
     @property
+    def architecture(self) -> Architecture | None:
+        """The one of the last call of `distribute`; None before the first."""
+        return self.architectures[-1] if self.architectures else None
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """As given to `distribute`, in order."""
+        return [trained.model for trained in self._trained]
+
+    @property
     def speaks_for_all(self) -> bool:
         """One worker does what is done once for all: worker 0 while it is there."""
         return self.identity.role == "worker" and self.rank == self.members[0]
@@ -98,12 +122,26 @@ class Session:
     def close(self, failed: BaseException | None = None) -> None:
         """End this process's part; safe to call twice."""
         self._write_open_step()
-        if self.architecture is not None:
+        if self.recorder is not None and self.architectures:
+            self.recorder.member.paused_seconds = self.clock.end_training()
+        if self.architectures and failed is None and self.store is not None:
+            for name, steps in self._ended().items():
+                if steps < self.step:  # where steps must match, this was an error before
+                    self.note(
+                        f"{name} ended after {steps} steps, {self.identity.name} after {self.step}",
+                        "early",
+                    )
+            self.store.set(f"ended/{self.identity.name}", str(self.step))
+        while self.architectures:
+            architecture = self.architectures.pop()
             if self.recorder is not None:
-                self.recorder.member.counters.update(self.architecture.counters())
-            self.architecture.close()
-            self.architecture = None
+                self.recorder.member.counters.update(architecture.counters())
+            architecture.close(failed=failed is not None)
+        self._announce(NO_MORE)
         stack, self._stack = self._stack, ExitStack()
+        if self.recorder is not None and self.identity.role == "worker":
+            counts = {"distributed": len(self._trained), "sharded": self._sharded}
+            self.recorder.member.counters["script"] = counts
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
         if store is not None and failed is None:
@@ -113,53 +151,105 @@ class Session:
             if folder is not None:
                 gathering.unpack(folder, records)
 
-    def context(self, device: torch.device) -> Context:
+    def context(self, device: torch.device, number: int) -> Context:
+        """What the architecture of the `number`th call of `distribute` may use."""
+        store = None if self.store is None else PrefixStore(f"distribute{number}", self.store)
         return Context(
             identity=self.identity,
-            store=self.store,
+            store=store,
             clock=self.clock,
             device=device,
             note=self.note,
             deadline_seconds=stores.DEADLINE_SECONDS,
             weight=lambda: self._scale,
+            mean=self.mean,
+            ended=self._ended,
             members_changed=self._members_changed,
         )
 
-    def distribute(
-        self, model: torch.nn.Module, optimizer: Optimizer
-    ) -> tuple[torch.nn.Module, Optimizer]:
-        if self.architecture is not None:
-            fix = "call paceline.distribute once, with the whole model."
-            raise SpecError("distribute", "it was called before in this process.", fix)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if not parameters:
-            fix = "pass a model with parameters that require gradients."
-            raise SpecError("distribute", "the model has nothing to train.", fix)
-        device = parameters[0].device
-        if device.type == "cuda":
+    def distribute(self, model: torch.nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
+        if not optimizers:
+            fix = "call paceline.distribute(model, optimizer), with every optimizer of the model."
+            raise SpecError("distribute", "it was given a model without an optimizer.", fix)
+        self._refuse_twice(model, optimizers)
+        number, trained = len(self._trained), Trained(model, optimizers)
+        if trained.device.type == "cuda" and not self._trained:
             self.clock = DeviceClock()
-        self.architecture = architectures.build(self.options, self.context(device))
-        self.model = model
-        model, optimizer = self.architecture.distribute(model, optimizer)
-        if self.workers > 1:  # alone, nothing is exchanged and nobody waits
-            for parameter in parameters:
-                parameter.register_post_accumulate_grad_hook(self._gradient_ready)
-        model.register_forward_pre_hook(self._before_forward)
-        model.register_forward_hook(self._after_forward)
-        optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
-        optimizer.register_step_post_hook(self._after_step)
+        self._announce(SOME)
+        architecture = architectures.build(self.options, self.context(trained.device, number))
+        self._trained.append(trained)
+        self.architectures.append(architecture)
+        architecture.distribute(trained)
+        self._passes.append(Passes(self.clock, lambda: self._scale != 0.0))
+        mix_in(model, Timed, _paceline_passes=self._passes[-1])
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
+            optimizer.register_step_post_hook(self._after_step)
+        self._last_optimizer = optimizers[-1]
+        if self._watches:
+            self.watch_gradients()
         return_freed_memory()
-        return model, optimizer
+        return (model, *optimizers)
+
+    def _refuse_twice(self, model: torch.nn.Module, optimizers: tuple[Optimizer, ...]) -> None:
+        for before in self._trained:
+            again = model is before.model or any(o in before.optimizers for o in optimizers)
+            if again:
+                problem = "this model or optimizer was distributed before."
+                fix = "call it once for each model: paceline.distribute(model, optimizer, another)."
+                raise SpecError("distribute", problem, fix)
+
+    def _announce(self, what: bytes) -> None:
+        leads = self.identity.role == "worker" and self.rank == 0
+        if self.store is not None and self.identity.servers and leads:
+            announce(self.store, len(self._trained), what)
 
     def scale_gradients(self, scale: float) -> None:
         """This worker's next gradients count `scale` times an equal share."""
-        self._scale = scale
-        if scale != 1.0 and not self._scales_gradients:
-            assert self.model is not None, "distribute comes before uneven batches"
-            self._scales_gradients = True
-            for parameter in self.model.parameters():
-                if parameter.requires_grad:
-                    parameter.register_hook(lambda g: g if self._scale == 1.0 else g * self._scale)
+        self._scale, self._refusal = scale, None
+        if scale != 1.0:
+            self.watch_gradients()
+
+    def refuse_gradients(self, error: SpecError) -> None:
+        """Gradients that come before the next `scale_gradients` raise `error`."""
+        self._refusal = error
+        self.watch_gradients()
+
+    def watch_gradients(self) -> None:
+        """Count and scale the gradients of all that is trained, from now on."""
+        self._watches = True
+        for trained in self._trained:
+            for tensor in trained.tensors:
+                if id(tensor) not in self._watched:
+                    self._watched.add(id(tensor))
+                    tensor.register_hook(self._gradient_came)
+
+    def _gradient_came(self, gradient: Tensor) -> Tensor:
+        self.gradients += 1
+        if self._refusal is not None:
+            raise self._refusal
+        if self._scale == 0.0:  # what is not a number stays so when it is multiplied by zero
+            return torch.zeros_like(gradient)
+        return gradient if self._scale == 1.0 else gradient * self._scale
+
+    @property
+    def is_training(self) -> bool | None:
+        """Whether a distributed model is in training mode; None before there is one."""
+        return any(model.training for model in self.models) if self._trained else None
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of a value over the workers; every worker calls it at the same point."""
+        if self.workers == 1:
+            return value
+        if self._workers_group is None:
+            self._workers_group = Group(self.context(torch.device("cpu"), -1), "gloo")
+        total = value.detach().to("cpu", torch.float64).contiguous()
+        self._workers_group.all_reduce(total).wait()
+        return (total / self.workers).to(value.device, value.dtype)
+
+    def count_shard(self) -> None:
+        """The script divides a loader among the workers."""
+        self._sharded += 1
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Give the record this worker's loss of the current step: the mean over its samples."""
@@ -173,26 +263,30 @@ class Session:
             for rank in lost:
                 self.recorder.lost(f"worker{rank}", self.step, f"the other {len(members)}")
 
-    def _gradient_ready(self, parameter: Tensor) -> None:
-        self.clock.ready()
-
-    def _before_forward(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        if module.training and torch.is_grad_enabled():
-            self.clock.enter("forward")
-            first = next((value for value in inputs if isinstance(value, Tensor)), None)
-            self._samples += first.shape[0] if first is not None and first.ndim else 0
-
-    def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if module.training and torch.is_grad_enabled():
-            self.clock.enter("backward")
+    def _ended(self) -> dict[str, int]:
+        """Workers that have ended well, and after how many steps."""
+        names = [f"worker{rank}" for rank in self.members if rank != self.rank]
+        store = self.store
+        if store is None:
+            return {}
+        return {n: int(store.get(f"ended/{n}")) for n in names if store.check([f"ended/{n}"])}
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        entry = self.clock.end_step(self.step, self._samples)
-        entry.learning_rate = float(optimizer.param_groups[0]["lr"])
+        """With several optimizers a step ends with the one that was distributed last."""
+        self.clock.enter("other")
+        if optimizer is not self._last_optimizer:
+            return
+        if self._watches:
+            self.watch_gradients()  # the script may train more than before
+        entry = self.clock.end_step(self.step, self._passes[-1].samples)
+        rate = optimizer.param_groups[0].get("lr")
+        entry.learning_rate = None if rate is None else float(rate)
         self.recent.append(entry)
         self._write_open_step()
         self._open_step, self._loss = (entry, self._loss), None
-        self.step, self._samples = self.step + 1, 0
+        self.step += 1
+        for passes in self._passes:
+            passes.samples = 0
         if len(self.recent) == SETTLED_STEPS:
             return_freed_memory()
 
@@ -248,39 +342,11 @@ def start(
     return _session
 
 
-def distribute(model: torch.nn.Module, optimizer: Optimizer) -> tuple[torch.nn.Module, Optimizer]:
-    """Return the model and the optimizer to use from here on; all workers start from worker 0's."""
-    return current().distribute(model, optimizer)
-
-
-def no_sync() -> AbstractContextManager[None]:
-    """Backward passes inside only accumulate gradients; the first one outside exchanges them."""
-    return _architecture().no_sync()
-
-
-def clip_grad_norm_(max_norm: float) -> None:
-    """Bound the norm of the averaged gradient; call it between backward and `optimizer.step()`."""
-    _architecture().clip(max_norm)
-
-
-def report_loss(loss: Tensor | float) -> None:
-    """Put this step's loss into the record."""
-    current().report_loss(loss)
-
-
 def current() -> Session:
     """The session of this process; an error that says what to do when there is none."""
     if _session is None:
         raise SpecError("paceline", "init() was not called.", "call paceline.init() first.")
     return _session
-
-
-def _architecture() -> Architecture:
-    architecture = current().architecture
-    if architecture is None:
-        fix = "call paceline.distribute(model, optimizer) first."
-        raise SpecError("paceline", "there is no distributed model yet.", fix)
-    return architecture
 
 
 def _resolve(asked: spec.Architecture, identity: Identity) -> spec.Architecture:
@@ -297,9 +363,15 @@ def _dilation(folder: RunFolder | None) -> float:
 
 
 def _serve(session: Session) -> None:
-    counters = architectures.serve(session.options, session.context(torch.device("cpu")))
+    """Serve every call of `distribute` until worker 0 makes no more of them."""
+    serving, number, store = Serving(session.options), 0, session.store
+    assert store is not None, "a job with servers has workers to meet"
+    while is_to_serve(store, number):
+        serving.start(session.context(torch.device("cpu"), number))
+        number += 1
+    serving.wait()
     if session.recorder is not None:
-        session.recorder.member.counters.update(counters)
+        session.recorder.member.counters.update(serving.counters)
     session.close()
     sys.exit(0)
 

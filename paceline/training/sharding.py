@@ -1,60 +1,86 @@
-"""`shard`: this worker's part of every batch of a torch DataLoader."""
+"""`shard`: this worker's part of every batch of a torch DataLoader.
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+Workers together see what the plain loader would show, batch by batch; `portions` and `streams` say
+how batches are divided, `order` which samples they hold, `handing` what each counts.
+"""
+
+from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
+from zlib import crc32
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
+from torch.utils.data.distributed import DistributedSampler
 
-from paceline.data.sampling import GlobalBatches, split
+from paceline.data.sampling import split
 from paceline.errors import SpecError
+from paceline.training.handing import Ledger, Pass, Use
+from paceline.training.order import Order, agree
+from paceline.training.portions import (
+    IndexPortions,
+    Portions,
+    are_equal,
+    division,
+    gradient_scale,
+    own_size,
+)
 from paceline.training.session import Session, current
+from paceline.training.streams import ReadyPortions, StreamPortions
+
+__all__ = ["ShardedLoader", "division", "gradient_scale", "shard"]
+
+_ledgers: WeakKeyDictionary[Session, Ledger] = WeakKeyDictionary()
 
 
-class _OwnIndices:
-    """The batch sampler: this worker's slice of each global batch of one epoch."""
+class ShardedLoader(DataLoader[Any]):
+    """This worker's part of another loader, whose settings it has.
 
-    def __init__(self, batches: GlobalBatches, session: Session, shares: list[float]) -> None:
-        self._batches, self._session, self._shares = batches, session, shares
-        self.epoch = 0
-        self.scales: deque[float] = deque()
-        """What the gradients of the batches drawn so far are multiplied by, in order."""
+    `batch_size` is this worker's and `batch_sampler` gives this worker's indices; `dataset` and
+    `sampler` are the whole's.
+    """
+
+    def __init__(
+        self, plain: DataLoader[Any], portions: Portions, session: Session, ledger: Ledger
+    ) -> None:
+        # All that the plain loader knows, what scripts and subclasses added to it too; torch
+        # forbids only to set these by assignment.
+        vars(self).update(vars(plain))
+        vars(self)["batch_size"] = portions.batch_size
+        if isinstance(portions, IndexPortions):
+            place = "sampler" if plain.batch_sampler is None else "batch_sampler"
+            vars(self)[place] = portions
+        elif plain.batch_sampler is not None and portions.batch_size:
+            whose = BatchSampler(plain.sampler, portions.batch_size, plain.drop_last)
+            vars(self)["batch_sampler"] = whose
+        self._plain, self._portions, self._session, self._ledger = plain, portions, session, ledger
+        self._use = Use(ledger.num_loaders)
+        self._kept: tuple[tuple[int, ...], DataLoader[Any]] | None = None
+        """The reader whose processes go on between passes, and for which members it was made."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self._kept is not None and self._kept[0] == self._session.members:
+            reader = self._kept[1]
+        else:
+            reader = self._portions.reader(self)
+        if self.persistent_workers:
+            self._kept = (self._session.members, reader)
+        portions = self._portions.begin(reader)
+        return Pass(portions, self._portions, self._session, self._ledger, self._use)
 
     def __len__(self) -> int:
-        return self._batches.steps_per_epoch
+        return len(self._portions)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self.epoch * len(self)
-        for step in range(first, first + len(self)):
-            indices = self._batches.indices(step)
-            there, place = division(self._shares, self._session)
-            self.scales.append(gradient_scale(len(indices), there, place))
-            yield [int(index) for index in indices[split(len(indices), there)[place]]]
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the number of the next pass to what draws the samples.
 
-
-class ShardedLoader:
-    """Iterates like the loader it was made from; each pass is the next epoch."""
-
-    def __init__(self, loader: DataLoader[Any], sampler: _OwnIndices, session: Session) -> None:
-        self._loader, self._sampler, self._session = loader, sampler, session
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._sampler.epoch += 1
-        self._sampler.scales.clear()
-        batches, clock = iter(self._loader), self._session.clock
-        while True:
-            clock.enter("input")
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                clock.enter("other")
-            self._session.scale_gradients(self._sampler.scales.popleft())
-            yield batch
+        It decides the order where `shard` was given a seed, or the script's own sampler or data
+        set asks for it; a plain `shuffle=True` draws anew at each pass whatever its number.
+        """
+        self._portions.set_epoch(epoch)
+        for part in (self._plain.sampler, self._plain.batch_sampler, self._plain.dataset):
+            follow = getattr(part, "set_epoch", None)
+            if follow is not None:
+                follow(epoch)
 
 
 def shard(
@@ -62,52 +88,141 @@ def shard(
     *,
     batch: str = "per-worker",
     shares: list[float] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> ShardedLoader:
     """Return this worker's part of `loader`.
 
     `batch="per-worker"`: the loader's batch size is each worker's, so the global batch grows with
-    the workers. `batch="global"`: it is the size over all workers. Either way the global batch of
-    step i is drawn from (seed, i) alone. `shares` gives workers uneven parts, one weight each;
-    gradients are scaled so that the result is the whole batch's.
+    the workers. `batch="global"`: it is the size over all workers. Either way the workers' parts
+    of step i are together the i-th batch that the plain loader would draw with that size, in the
+    order that worker 0's random numbers give; with `seed`, shuffling depends on it alone.
+    `shares` gives workers uneven parts, one weight each.
+
+    Gradients of uneven parts are scaled so that their average is that of the whole batch, for
+    losses that are means over samples. The batch drawn last is the one whose scale holds.
     """
     session = current()
-    if batch not in ("per-worker", "global"):
-        raise SpecError("shard", f'batch = "{batch}".', 'write "per-worker" or "global".')
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
-        problem = "this loader has no samples to count (an iterable data set or no batch size)."
-        raise SpecError("shard", problem, "split the stream yourself by paceline.init().rank.")
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        problem = f"the loader draws its samples with {type(loader.sampler).__name__}."
-        raise SpecError("shard", problem, "use shuffle=True or False; shard() draws the order.")
-    shares = [1.0] * session.workers if shares is None else shares
+    _check(loader, batch)
+    shares = [1.0] * session.workers if shares is None else [float(share) for share in shares]
     if len(shares) != session.workers:
         problem = f"{len(shares)} shares for {session.workers} workers."
         raise SpecError("shard", problem, "give one weight per worker.")
-    total = loader.batch_size * (session.workers if batch == "per-worker" else 1)
-    shuffle = isinstance(loader.sampler, RandomSampler)
-    num_samples = len(loader.dataset)  # type: ignore[arg-type]
-    batches = GlobalBatches(num_samples, total, seed=seed, shuffle=shuffle)
-    sampler = _OwnIndices(batches, session, shares)
-    sampler.epoch = -1
-    own = DataLoader(
-        loader.dataset,
-        batch_sampler=sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
-        persistent_workers=loader.persistent_workers,
+    split(1, shares)  # refuses what divides nothing
+    session.count_shard()
+    ledger = _ledgers.setdefault(session, Ledger(session))
+    ledger.num_loaders += 1
+    name = f"shard/{ledger.num_loaders}"
+    _compare(session, name, _describe(loader, batch))
+    portions = _portions(loader, session, name, batch == "per-worker", shares, seed)
+    ledger.is_needed |= not portions.is_even
+    return ShardedLoader(loader, portions, session, ledger)
+
+
+def _portions(
+    loader: DataLoader[Any],
+    session: Session,
+    name: str,
+    per_worker: bool,
+    shares: list[float],
+    seed: int | None,
+) -> Portions:
+    """The way to divide this loader's batches."""
+    times = session.workers if per_worker else 1
+    if isinstance(loader.dataset, IterableDataset):
+        if seed is not None:
+            problem = f"seed = {seed}, but the data set is a stream with an order of its own."
+            raise SpecError("shard", problem, "leave out seed, and seed the data set itself.")
+        if loader.batch_size is None:
+            return ReadyPortions(loader, session, shares, None, deal=per_worker)
+        return StreamPortions(loader, session, shares, loader.batch_size * times, name)
+    # A sampler that yields lists of indices to a data set which takes lists is a batch sampler.
+    takes_lists = loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler)
+    batches = loader.sampler if takes_lists else loader.batch_sampler
+    if batches is None:
+        order = Order(BatchSampler(loader.sampler, 1, False), session, name, seed=seed)
+        return ReadyPortions(loader, session, shares, order, deal=per_worker)
+    if type(batches) is not BatchSampler:  # the script's own, whose batches may have any size
+        order = Order(batches, session, name, join=times, seed=seed)
+        is_even = session.workers == 1
+        return IndexPortions(order, session, shares, batch_size=None, is_even=is_even)
+    total = batches.batch_size * times
+    samples = _count(batches.sampler)
+    _check_sizes(session, batches, samples, total)
+    enlarged = BatchSampler(batches.sampler, total, batches.drop_last)
+    rest = 0 if batches.drop_last else 1 if samples is None else samples % total
+    return IndexPortions(
+        Order(enlarged, session, name, seed=seed),
+        session,
+        shares,
+        batch_size=own_size(total, shares, session),
+        is_even=are_equal(total, rest, shares),
     )
-    return ShardedLoader(own, sampler, session)
 
 
-def division(shares: Sequence[float], session: Session) -> tuple[list[float], int]:
-    """The shares of the workers that are there, and this worker's place among them."""
-    return [shares[rank] for rank in session.members], session.members.index(session.rank)
+def _check(loader: Any, batch: str) -> None:
+    if batch not in ("per-worker", "global"):
+        raise SpecError("shard", f'batch = "{batch}".', 'write "per-worker" or "global".')
+    kind = type(loader).__name__
+    if isinstance(loader, ShardedLoader):
+        raise SpecError("shard", "this loader is sharded already.", "call shard once for each.")
+    if not isinstance(loader, DataLoader):
+        problem = f"it was given a {kind}, and divides a torch.utils.data.DataLoader."
+        fix = "put the data into a DataLoader, or take a part of it by paceline.init().rank."
+        raise SpecError("shard", problem, fix)
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        problem = f"{kind} iterates in a way of its own, which shard cannot divide."
+        fix = "pass a torch DataLoader over the same data set, or divide it by rank yourself."
+        raise SpecError("shard", problem, fix)
+    samplers = [loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        problem = "the loader has a DistributedSampler, which divides the samples once more."
+        fix = "leave the sampler out (shuffle=True in its place); shard divides every batch."
+        raise SpecError("shard", problem, fix)
 
 
-def gradient_scale(global_batch: int, shares: Sequence[float], rank: int) -> float:
-    """The factor of a worker's mean gradient that makes an equal average the batch's mean."""
-    own = split(global_batch, shares)[rank]
-    return float((own.stop - own.start) * len(shares) / global_batch)
+def _count(samples: Any) -> int | None:
+    """How many there are, where it is known."""
+    try:
+        return len(samples)
+    except TypeError:
+        return None
+
+
+def _check_sizes(session: Session, batches: BatchSampler, samples: int | None, total: int) -> None:
+    if samples is not None and batches.drop_last and batches.batch_size <= samples < total:
+        problem = (
+            f"{samples} samples do not make one global batch of {total} ({batches.batch_size} on "
+            f"each of {session.workers} workers), and drop_last leaves out what is less."
+        )
+        fix = 'use drop_last=False, a smaller batch, or batch="global".'
+        raise SpecError("shard", problem, fix)
+    if total < session.workers:
+        session.note(f"batches of {total} leave some of {session.workers} workers without a sample")
+
+
+def _compare(session: Session, name: str, own: str) -> None:
+    theirs = agree(session, name, own)
+    if theirs != own:
+        problem = f"worker {session.rank} divides {own}, where worker 0 divides {theirs}."
+        fix = (
+            "shard the same loaders in the same order on every worker; call torch.manual_seed with "
+            "one number on all before random_split or whatever else chooses samples."
+        )
+        raise SpecError("shard", problem, fix)
+
+
+def _describe(loader: DataLoader[Any], batch: str) -> str:
+    """What must be alike on every worker, in words."""
+    dataset, chosen = loader.dataset, ""
+    while isinstance(dataset, Subset):
+        number = crc32(repr(list(dataset.indices)).encode())
+        chosen += f", chosen as {number:08x}"
+        dataset = dataset.dataset
+    samples = _count(loader.dataset)
+    count = "a stream" if samples is None else f"{samples} samples"
+    size = "" if loader.batch_size is None else f" of {loader.batch_size}"
+    drop = ", without the last" if loader.drop_last else ""
+    return (
+        f"{count} of {type(dataset).__name__}{chosen} by {type(loader.sampler).__name__} "
+        f"in {batch} batches{size}{drop}"
+    )

@@ -15,7 +15,7 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Identity, MemberCommand, Output, supervise
+from paceline.launch import Identity, MemberCommand, Output, reserve, supervise
 from paceline.launch.identity import member_name
 from paceline.record import Event, RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
@@ -32,7 +32,6 @@ def tunnel(
     experiment: spec.Experiment,
     path: Path,
     *,
-    script: Sequence[str] = (),
     output: Output,
     progress: Progress,
 ) -> RunFolder:
@@ -40,22 +39,27 @@ def tunnel(
     require_rights()
     hosts = place(experiment)
     _check_faults(experiment, hosts)
-    if not script:
+    if experiment.workload.script is None:
         check_devices(experiment, hosts)
     with network_for(experiment, hosts) as network:
         checks = measure_links(network)
         folder = RunFolder.create(path, experiment)
         _describe(folder, experiment, checks)
-        with recorded(folder), _coordinator(network, hosts[0].name) as coordinator:
-            identities = _identities(experiment, folder, network, hosts, coordinator)
-            commands = [_command(experiment, identity, network, script) for identity in identities]
+        first = hosts[0].name
+        with (
+            recorded(folder),
+            _coordinator(network, first) as coordinator,
+            call_in(network.namespace(first), lambda: reserve(network.address(first))) as reserved,
+        ):
+            identities = _identities(experiment, folder, network, hosts, coordinator, reserved)
+            commands = [_command(experiment, identity, network) for identity in identities]
             watchers = [StepCounter(folder, progress), *_link_faults(experiment, folder, network)]
 
             def tick() -> None:
                 for watcher in watchers:
                     watcher()
 
-            supervise(commands, output=output, tick=tick)
+            supervise(commands, output=output, tick=tick, logs=folder.path / "logs")
     return folder
 
 
@@ -123,6 +127,7 @@ def _identities(
     network: Tunnel,
     hosts: Sequence[PlacedHost],
     coordinator: socket.socket,
+    reserved: socket.socket,
 ) -> list[Identity]:
     """Who every member is: its host's name and address, its number there."""
     workers, servers = experiment.cluster.workers, experiment.num_servers
@@ -143,6 +148,8 @@ def _identities(
                 coordinator_descriptor=coordinator.fileno() if index == 0 else -1,
                 local_index=host.members.index(name),
                 local_members=len(host.members),
+                local_workers=sum(member.startswith("worker") for member in host.members),
+                master="{}:{}".format(*reserved.getsockname()),
                 launcher="paceline",
                 run=str(folder.path.absolute()),
                 key=key,
@@ -152,12 +159,10 @@ def _identities(
     return identities
 
 
-def _command(
-    experiment: spec.Experiment, identity: Identity, network: Tunnel, script: Sequence[str]
-) -> MemberCommand:
+def _command(experiment: spec.Experiment, identity: Identity, network: Tunnel) -> MemberCommand:
     """The member's ordinary command, started inside its host."""
     threads = experiment.cluster.threads or 1
-    made = command(identity, experiment.architecture, threads=threads, script=script)
+    made = command(identity, experiment, threads=threads)
     # torch looks up names of peers in the log only; emulated hosts have none to find.
     environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **made.environment}
     argv = tuple(network.command(identity.host, made.argv))

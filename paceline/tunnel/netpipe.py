@@ -33,6 +33,8 @@ SIZES_BYTES = tuple(4**power for power in range(14))
 
 _BUDGET_SECONDS = 0.15
 _MOST_REPEATS = 200
+_SUSTAINED_SECONDS = 0.02
+_LARGEST_STREAM_BYTES = 1 << 24
 _DEADLINE_SECONDS = 120.0
 _LENGTH = struct.Struct("!I")
 _LARGEST_MESSAGE = 1 << 20
@@ -64,11 +66,14 @@ def measure(
     """Exchange messages of every size with the agent at `address`; one row per size.
 
     `round_trip_seconds` is there and back; `bits_per_second` is one direction of it, as NetPIPE
-    counts; `both_bits_per_second` is each direction while both send at once.
+    counts, and never more than a direction sustains: while one side answers, the other's cable is
+    idle, and one that is shaped saves up for the next message. `both_bits_per_second` is each
+    direction while both send at once.
     """
     with _opened(address, key) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _send(connection, {"verb": "echo"})
+        sustained = _sustained(connection)
         rows = []
         for size in sizes_bytes:
             buffer = memoryview(bytearray(size))
@@ -78,7 +83,7 @@ def measure(
                 {
                     "bytes": size,
                     "round_trip_seconds": there_and_back,
-                    "bits_per_second": 8 * size / (there_and_back / 2),
+                    "bits_per_second": min(8 * size / (there_and_back / 2), sustained),
                     "both_bits_per_second": 8 * size / together,
                 }
             )
@@ -153,8 +158,28 @@ def _echo(connection: socket.socket) -> None:
             if order["verb"] == "pong":
                 _fill(connection, buffer)
                 connection.sendall(buffer)
+            elif order["verb"] == "sink":
+                _fill(connection, buffer)
+                connection.sendall(b"k")
             else:
                 _swap(connection, buffer)
+
+
+def _sustained(connection: socket.socket) -> float:
+    """Bits per second of one direction that is never idle: larger messages until they take long
+    enough to tell, then the median of some, after the first has used up what was saved."""
+    size = 1 << 16
+    while True:
+        buffer = memoryview(bytearray(size))
+        seconds = statistics.median(_timed(connection, "sink", buffer, _stream, 4)[1:])
+        if seconds >= _SUSTAINED_SECONDS or size >= _LARGEST_STREAM_BYTES:
+            return 8 * size / seconds
+        size *= 4
+
+
+def _stream(connection: socket.socket, buffer: memoryview) -> None:
+    connection.sendall(buffer)
+    _fill(connection, memoryview(bytearray(1)))
 
 
 def _repeat(connection: socket.socket, verb: str, buffer: memoryview, exchange: Any) -> float:

@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline import spec
 from paceline.architectures.average import AverageArchitecture
+from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError
 from paceline.testing import run_members
 from tests.architectures.memory import run_threads
@@ -74,7 +75,7 @@ def train(collective, context, options, momentum=0.0):
     model = model_of(context.identity.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
     architecture = AverageArchitecture(options, context, collective)
-    model, optimizer = architecture.distribute(model, optimizer)
+    architecture.distribute(Trained(model, [optimizer]))
     path = []
     for step in range(STEPS):
         local_step(model, optimizer, context.identity.rank, step)
@@ -213,7 +214,7 @@ def train_with_a_part_unused(collective, context):
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     architecture = AverageArchitecture(spec.Average(state=True), context, collective)
-    architecture.distribute(model, optimizer)
+    architecture.distribute(Trained(model, [optimizer]))
     used = model[0](torch.ones(1, 2))
     (model[1](used) if context.identity.rank == 0 else used).sum().backward()
     optimizer.step()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.architectures.buckets import BucketedArchitecture
+from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
 from tests.architectures.memory import run_threads
 
@@ -49,8 +50,8 @@ def gradients(model):
 
 def backward_once(collective, context):
     rank, model = context.identity.rank, build()
-    architecture = BucketedArchitecture(collective, bucket_bytes=100)
-    architecture.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    architecture = BucketedArchitecture(collective, context, bucket_bytes=100)
+    architecture.distribute(Trained(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
     model(pictures(rank), rank).square().sum().backward()
     return gradients(model)
 
@@ -83,8 +84,8 @@ def test_every_gradient_is_the_mean_and_unused_ones_stay_none():
 
 def accumulate(collective, context):
     rank, model = context.identity.rank, build()
-    architecture = BucketedArchitecture(collective, bucket_bytes=1 << 20)
-    architecture.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    architecture = BucketedArchitecture(collective, context, bucket_bytes=1 << 20)
+    architecture.distribute(Trained(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
     with architecture.no_sync():
         model(pictures(rank), rank).square().sum().backward()
     inside = model.tied.weight.grad.clone()
@@ -108,8 +109,8 @@ def test_accumulated_gradients_are_exchanged_once_and_clipped_as_a_whole():
 
 def backward_sparse(collective, context):
     model = nn.Embedding(4, 2, sparse=True)
-    architecture = BucketedArchitecture(collective, bucket_bytes=100)
-    architecture.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    architecture = BucketedArchitecture(collective, context, bucket_bytes=100)
+    architecture.distribute(Trained(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
     model(torch.tensor([1])).sum().backward()
 
 

@@ -8,6 +8,7 @@ import torch
 
 from paceline import spec
 from paceline.architectures import build
+from paceline.architectures.trained import Trained
 from paceline.errors import DeadlineError
 from paceline.testing import run_members
 from tests.curves import small_model
@@ -15,11 +16,11 @@ from tests.curves import small_model
 
 def one_stays_away(session, options):
     """Worker 1 takes part in the first exchange only; what the others say about it."""
-    context = dataclasses.replace(session.context(torch.device("cpu")), deadline_seconds=4.0)
+    context = dataclasses.replace(session.context(torch.device("cpu"), 0), deadline_seconds=4.0)
     architecture = build(options, context)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer = architecture.distribute(model, optimizer)
+    architecture.distribute(Trained(model, [optimizer]))
     try:
         for step in range(2):
             if session.rank == 1 and step == 1:
@@ -30,7 +31,7 @@ def one_stays_away(session, options):
     except DeadlineError as error:
         return error.missing
     finally:
-        architecture.close()
+        architecture.close(failed=True)
     return []
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from paceline import spec
-from paceline.architectures.ring import RingArchitecture
+from paceline.architectures.collective import TorchCollective
 from paceline.testing import run_members
 from paceline.training.session import Session
 from tests.curves import largest_difference, loss_curve, whole
@@ -29,21 +28,8 @@ def test_uneven_shares_give_the_whole_batch_gradient(reference):
 
 def train_without_averaging(session: Session) -> list[float]:
     """What a broken ring would do: every worker keeps its own gradients."""
-    distribute = RingArchitecture.distribute
-
-    def broken(self, model, optimizer):
-        model, optimizer = distribute(self, model, optimizer)
-        model.register_comm_hook(None, keep_own)
-        return model, optimizer
-
-    RingArchitecture.distribute = broken
+    TorchCollective.start = lambda self, flat: flat.mul_(session.workers)  # type: ignore
     return loss_curve(session)
-
-
-def keep_own(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
 
 
 def test_the_comparison_notices_gradients_that_are_not_averaged(reference):
@@ -51,13 +37,34 @@ def test_the_comparison_notices_gradients_that_are_not_averaged(reference):
     assert largest_difference(whole(parts), reference) > 1e-3
 
 
-def starts_with_a_small_bucket(session: Session) -> bool:
-    model = torch.nn.Linear(4, 4)
-    model, _ = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return bool(model.bucket_bytes_cap_default)
+def bucket_sizes(session: Session) -> list[int]:
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(16)))
+    session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert session.architecture is not None
+    return [len(bucket.slots) for bucket in session.architecture._buckets]  # type: ignore
 
 
-@pytest.mark.parametrize(("bucket", "small"), [("auto", True), ("25MiB", False)])
-def test_the_exchange_starts_early_unless_the_user_sizes_the_buckets(bucket, small):
+@pytest.mark.parametrize(("bucket", "sizes"), [("auto", [4, 12]), ("2MiB", [4, 8, 4])])
+def test_the_first_bucket_is_small_so_that_the_exchange_starts_early(bucket, sizes):
+    """256 KiB each: 1 MiB first, then as many as fit."""
     ring = spec.Ring(bucket=bucket)
-    assert run_members(starts_with_a_small_bucket, workers=2, architecture=ring) == [small, small]
+    assert run_members(bucket_sizes, workers=2, architecture=ring) == [sizes, sizes]
+
+
+def script_with_its_own_group(session: Session) -> float:
+    """torch's default group is the script's, whether it is made before or after ours."""
+    model = torch.nn.Linear(4, 1)
+    session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not torch.distributed.is_initialized()
+    store = torch.distributed.PrefixStore("script", session.store)
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=session.rank, world_size=session.workers
+    )
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    model(torch.ones(2, 4)).sum().backward()
+    return float(total)
+
+
+def test_a_script_may_have_a_process_group_of_its_own():
+    assert run_members(script_with_its_own_group, workers=2, architecture=spec.Ring()) == [2, 2]

@@ -9,7 +9,7 @@ from paceline import spec
 from paceline.architectures.server import serving
 from paceline.errors import MemberError
 from paceline.testing import run_members
-from paceline.training import session as sessions
+from paceline.training import script
 from tests.curves import largest_difference, loss_curve, samples, whole
 
 TIMEOUT_SECONDS = 100.0
@@ -125,8 +125,6 @@ def every_optimizer(session, steps):
         biases = [p for n, p in model.named_parameters() if p.requires_grad and "bias" in n]
         optimizer = make([{"params": weights}, {"params": biases, "weight_decay": 0.0}])
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-        sessions_own = session.architecture
-        session.architecture = None
         model, optimizer = session.distribute(model, optimizer)
         losses = []
         for _ in range(steps):
@@ -138,10 +136,7 @@ def every_optimizer(session, steps):
             losses.append(loss.item())
         state = plain(model.state_dict())
         moments = plain(optimizer.state_dict())
-        session.architecture.close()
-        session.architecture = sessions_own
         results[name] = losses, state, moments
-        session.store = prefixed(session.store, name)
     return results
 
 
@@ -150,10 +145,6 @@ def plain(value):
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def prefixed(store, name):
-    return torch.distributed.PrefixStore(name, store) if store is not None else None
 
 
 @pytest.mark.parametrize("text", ["placement=colocated", "placement=colocated,transport=tcp"])
@@ -190,14 +181,14 @@ def clipped(session, max_norm, accumulate):
         for number, part in enumerate(parts):
             loss = nn.functional.cross_entropy(model(inputs[part]), targets[part]) / accumulate
             if number < len(parts) - 1:
-                with sessions.no_sync():
+                with script.no_sync():
                     loss.backward()
             else:
                 loss.backward()
         if max_norm and step % 3 == 0:  # in step 1, 4 … nothing is clipped
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         elif max_norm and step % 3 == 2:
-            sessions.clip_grad_norm_(max_norm)
+            script.clip_grad_norm_(max_norm)
         optimizer.step()
         session.architecture.settle()
         with torch.no_grad():
@@ -283,11 +274,6 @@ def test_mixed_kinds_of_numbers_train():
     assert found[-1] < found[0]
 
 
-def with_lbfgs(session):
-    model = nn.Linear(20, 3)
-    session.distribute(model, torch.optim.LBFGS(model.parameters()))
-
-
 def with_sparse_gradients(session):
     model = nn.Embedding(10, 3, sparse=True)
     session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -298,30 +284,93 @@ def with_different_models(session):
     session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def with_two_backwards(session):
+def take_steps(session, before_second_step):
+    """A plain first step; something else in the second."""
     model = nn.Linear(20, 3)
-    model, _ = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.distribute(model, optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
         model(torch.ones(4, 20)).sum().backward()
+        if step == 1:
+            before_second_step(model, optimizer)
+        optimizer.step()
+
+
+def with_a_second_backward(session):
+    take_steps(session, lambda model, _: model(torch.ones(4, 20)).sum().backward())
 
 
 def with_gradients_read(session):
-    model = nn.Linear(20, 3)
-    model, _ = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.ones(4, 20)).sum().backward()
-    return model.weight.grad.abs().mean().item()
+    take_steps(session, lambda model, _: model.weight.grad.abs().mean())
 
 
+def with_gradients_scaled(session):
+    take_steps(session, lambda model, _: model.weight.grad.mul_(0.5))
+
+
+def with_gradients_replaced(session):
+    take_steps(session, lambda model, _: setattr(model.weight, "grad", torch.ones(3, 20)))
+
+
+def with_gradients_cleared(session):
+    take_steps(session, lambda _, optimizer: optimizer.zero_grad())
+
+
+def with_a_rate_changed_late(session):
+    take_steps(session, lambda _, optimizer: optimizer.param_groups[0].update(lr=0.01))
+
+
+def with_weights_read_early(session):
+    take_steps(session, lambda model, _: model.weight.norm())
+
+
+def with_weights_changed_by_one(session):
+    def change(model, optimizer):
+        if session.rank == 1:
+            optimizer.step()
+            model.weight.data.mul_(0.5)
+            optimizer.zero_grad()
+            model(torch.ones(4, 20)).sum().backward()
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+            model(torch.ones(4, 20)).sum().backward()
+
+    take_steps(session, change)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize(
     ("function", "told"),
     [
+        (with_a_second_backward, "no_sync"),
         (with_gradients_read, "update=worker"),
-        (with_lbfgs, "update=worker"),
+        (with_gradients_scaled, "update=worker"),
+        (with_gradients_replaced, "update=worker"),
+        (with_gradients_cleared, "update=worker"),
+        (with_a_rate_changed_late, "as schedulers do"),
+        (with_weights_changed_by_one, "every worker must do the same"),
         (with_sparse_gradients, "sparse=False"),
         (with_different_models, "differs from worker 0's"),
-        (with_two_backwards, "no_sync"),
     ],
 )
-def test_what_cannot_work_is_said_before_it_goes_wrong(function, told):
+def test_what_cannot_work_is_said_before_it_goes_wrong(function, told, transport):
     with pytest.raises(MemberError, match=told):
-        run(function, workers=2, architecture=server("placement=colocated"))
+        run(function, workers=2, architecture=server(f"placement=colocated,transport={transport}"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_a_second_backward,
+        with_gradients_read,
+        with_gradients_scaled,
+        with_gradients_replaced,
+        with_gradients_cleared,
+        with_a_rate_changed_late,
+        with_weights_read_early,
+    ],
+)
+def test_the_way_out_works(function):
+    run(function, workers=2, architecture=server("placement=colocated,update=worker"))

@@ -24,7 +24,7 @@ def test_explain_prints_the_verdict_and_its_proof(run, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith("Waiting for worker1 takes")
     assert "ready_seconds: worker1 was last" in printed
-    assert "[cluster] shares" in printed
+    assert "shares = [" in printed
 
 
 def test_explain_beside_a_baseline_gives_one_json_object(run, single, capsys):

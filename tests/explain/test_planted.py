@@ -3,10 +3,14 @@
 Emulated devices sleep their layers' times, so what is planted does not depend on this machine.
 """
 
+import math
+
 import pytest
 
 from paceline import engines, spec
+from paceline.errors import MemberError
 from paceline.explain import explain
+from paceline.record import open_folder
 from paceline.tunnel.namespaces import missing_rights
 from tests.toy_device import write_toy_device
 
@@ -107,10 +111,84 @@ def test_too_small_a_batch(tmp_path):
 def test_slow_input(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SLOW_INPUT)
-    tables = {"architecture": "ring", "cluster": {"workers": 2}}
-    experiment = spec.from_tables(tables, "test")
-    run = engines.run(experiment, tmp_path / "run", script=(str(script),))
+    tables = {
+        "architecture": "ring",
+        "workload": {"script": {"path": str(script)}},
+        "cluster": {"workers": 2},
+    }
+    run = engines.run(spec.from_tables(tables, "test"), tmp_path / "run")
     found = explain(run)
     assert named(found)[0] == "input", found.verdict
     parts = {part.name: part.fraction for part in found.parts}
     assert parts["input"] > 0.5
+
+
+def run_here(path, workload, **fields):
+    tables = {
+        "architecture": "ring",
+        "workload": {"model": "mnist-dnn", "data": "shapes", "steps": 24, **workload},
+        "cluster": {"workers": 2},
+        "measurement": {"sample_seconds": 0.2},
+        **fields,
+    }
+    return engines.run(spec.from_tables(tables, "test"), path)
+
+
+def test_a_real_loss_that_is_no_number(tmp_path):
+    rate = {"optimizer": {"learning_rate": 1e30}, "model": "tutorial-cnn", "steps": 8}
+    run = run_here(tmp_path / "run", rate)
+    found = explain(run)
+    assert named(found)[0] == "not-finite", found.verdict
+    assert math.isnan(run.summary().loss.last)
+
+
+def test_real_checkpoints_are_in_the_wall_time_and_in_no_step(tmp_path):
+    run = run_here(tmp_path / "run", {"checkpoint_every": 2})
+    wall = run.summary().wall_seconds
+    assert wall["checkpoint"] > 0
+    assert {"start-up", "first steps", "steps", "teardown"} <= wall.keys()
+    steps = run.steps("worker0")
+    written = sum(sum(step.paused_seconds.values()) for step in steps)
+    assert wall["checkpoint"] == pytest.approx(written, rel=0.2)
+    summary = run.summary()
+    assert summary.samples_per_second_with_pauses < summary.samples_per_second
+
+
+PAUSES = """
+import time
+import torch
+import paceline
+
+session = paceline.init()
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = paceline.distribute(model, optimizer)
+data = torch.utils.data.TensorDataset(torch.ones(512, 8), torch.zeros(512, dtype=torch.long))
+for step, (inputs, targets) in enumerate(paceline.shard(torch.utils.data.DataLoader(data, 8))):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    if step % 5 == 4:
+        model.eval()
+        with torch.no_grad():
+            model(inputs)
+            time.sleep(0.3)
+        model.train()
+    if step == 29:
+        if session.rank == 1:
+            raise RuntimeError("planted")
+        break
+"""
+
+
+def test_a_script_that_evaluates_and_then_fails(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PAUSES)
+    experiment = spec.from_tables({"architecture": "ring", "cluster": {"workers": 2}}, "test")
+    with pytest.raises(MemberError):
+        engines.run(experiment, tmp_path / "run", script=(str(script),))
+    found = explain(open_folder(tmp_path / "run"))
+    assert named(found)[:2] == ["failed", "pauses"], found.verdict
+    assert found.verdict.startswith("The run failed after 30 steps: worker1 exited 1")
+    assert "planted" in found.verdict
+    assert {part.name for part in found.wall} >= {"evaluation", "steps"}

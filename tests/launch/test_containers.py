@@ -136,12 +136,12 @@ def test_podman_runs_a_member_as_if_outside(podman: str, tmp_path: Path) -> None
     folder = tmp_path / "run"
     folder.mkdir()
     core = min(os.sched_getaffinity(0))
-    lines: list[str] = []
+    said: list[bytes] = []
     command = member("worker1", SAY.format(folder=folder), cores=(core,))
     with inside(podman, [command], [folder]) as started:
-        supervise(started, output=lambda name, line: lines.append(line), deadline_seconds=60)
+        supervise(started, output=lambda *what: said.append(what[2]), deadline_seconds=60)
     shared_memory = os.stat("/dev/shm").st_dev
-    assert json.loads(lines[-1]) == ["worker1", [core], os.getcwd(), shared_memory, True]
+    assert json.loads(b"".join(said)) == ["worker1", [core], os.getcwd(), shared_memory, True]
     assert (folder / "mark").read_text() == "written inside"
     assert containers() == ""
 
@@ -155,7 +155,7 @@ def test_podman_ends_all_when_one_fails(podman: str) -> None:
         pytest.raises(MemberError, match="gone wrong"),
         inside(podman, commands, []) as started,
     ):
-        supervise(started, output=lambda name, line: None, deadline_seconds=60)
+        supervise(started, output=lambda *what: None, deadline_seconds=60)
     assert containers() == ""
 
 

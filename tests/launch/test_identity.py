@@ -207,3 +207,28 @@ def test_slurms_host_lists(text: str, hosts: list[str]) -> None:
 def test_slurms_task_counts() -> None:
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
     assert expand_counts("4") == [4]
+
+
+def test_a_worker_is_told_what_torchrun_would_tell_and_a_server_is_not() -> None:
+    worker = Identity(
+        index=1,
+        workers=2,
+        servers=1,
+        local_index=1,
+        local_members=3,
+        local_workers=2,
+        launcher="paceline",
+        master="127.0.0.1:4321",
+    )
+    told = to_environment(worker)
+    assert {name: value for name, value in told.items() if name != "PACELINE_MEMBER"} == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4321",
+    }
+    assert identify(told) == worker, "ours is asked before torchrun's"
+    server = Identity(index=2, workers=2, servers=1, master="127.0.0.1:4321")
+    assert list(to_environment(server)) == ["PACELINE_MEMBER"]

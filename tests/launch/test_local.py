@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,7 @@ import psutil
 import pytest
 
 from paceline.errors import DeadlineError, MemberError
-from paceline.launch import MemberCommand, share_cores, supervise
-from paceline.launch.local import blame
+from paceline.launch import MemberCommand, reserve, share_cores, supervise
 
 
 def member(
@@ -27,23 +27,50 @@ def member(
     )
 
 
-def run(*commands: MemberCommand, deadline_seconds: float = 30.0) -> list[tuple[str, str]]:
-    said: list[tuple[str, str]] = []
-    supervise(
-        commands,
-        output=lambda name, line: said.append((name, line)),
-        deadline_seconds=deadline_seconds,
-    )
+def run(
+    *commands: MemberCommand, deadline_seconds: float = 30.0, logs: Path | None = None
+) -> dict[tuple[str, str], bytes]:
+    """What each member printed, by name and stream."""
+    said: dict[tuple[str, str], bytes] = {}
+
+    def output(member: str, stream: str, content: bytes) -> None:
+        said[member, stream] = said.get((member, stream), b"") + content
+
+    supervise(commands, output=output, deadline_seconds=deadline_seconds, logs=logs)
     return said
 
 
-def test_lines_come_with_their_members_name_and_the_last_needs_no_newline() -> None:
+def silent(member: str, stream: str, content: bytes) -> None:
+    pass
+
+
+def test_what_members_print_comes_whole_and_by_stream(tmp_path: Path) -> None:
     said = run(
-        member("worker0", "echo one; printf 'ten %%\\rdone\\n'; printf last"),
-        member("worker1", "echo two >&2"),
+        member("worker0", "printf 'one\\tten %%\\rdone\\n\\377'; echo two >&2; printf last"),
+        member("worker1", "echo three >&2; head -c 300000 /dev/zero"),
+        logs=tmp_path / "logs",
     )
-    assert [line for name, line in said if name == "worker0"] == ["one", "done", "last"]
-    assert ("worker1", "two") in said
+    assert said["worker0", "stdout"] == b"one\tten %\rdone\n\xfflast"
+    assert said["worker0", "stderr"] == b"two\n"
+    assert said["worker1", "stdout"] == bytes(300_000)
+    assert said["worker1", "stderr"] == b"three\n"
+    logged = (tmp_path / "logs" / "worker0.log").read_bytes()
+    assert sorted(logged) == sorted(said["worker0", "stdout"] + said["worker0", "stderr"])
+    assert (tmp_path / "logs" / "worker1.log").stat().st_size == 300_006
+
+
+def test_the_log_has_both_streams_in_order(tmp_path: Path) -> None:
+    script = "for i in 1 2 3; do echo out$i; sleep 0.1; echo err$i >&2; sleep 0.1; done"
+    run(member("worker0", script), logs=tmp_path)
+    expected = "".join(f"out{i}\nerr{i}\n" for i in (1, 2, 3))
+    assert (tmp_path / "worker0.log").read_text() == expected
+
+
+def test_lines_are_passed_on_whole_and_what_has_no_end_after_a_pause() -> None:
+    parts: list[bytes] = []
+    script = "printf a; printf b; echo c; printf 'how'; sleep 2; echo ever"
+    supervise([member("worker0", script)], output=lambda member, stream, part: parts.append(part))
+    assert parts == [b"abc\n", b"how", b"ever\n"]
 
 
 def test_the_first_failure_ends_the_others_and_carries_its_last_words() -> None:
@@ -51,7 +78,7 @@ def test_the_first_failure_ends_the_others_and_carries_its_last_words() -> None:
     with pytest.raises(MemberError, match="worker1 exited 3; its last words:\n  oh no"):
         supervise(
             [member("worker0", "sleep 300 & wait"), member("worker1", "echo oh no; exit 3")],
-            output=lambda name, line: None,
+            output=silent,
             started=pids.__setitem__,
         )
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
@@ -60,15 +87,28 @@ def test_the_first_failure_ends_the_others_and_carries_its_last_words() -> None:
 def test_the_one_that_was_killed_is_blamed_and_not_the_one_that_lost_it() -> None:
     with pytest.raises(MemberError) as caught:
         run(
-            member("worker0", "sleep 0.3; echo Connection closed by peer; exit 1"),
+            member("worker0", "sleep 0.3; echo Connection closed by peer >&2; exit 1"),
             member("worker1", "sleep 0.25; kill -9 $$"),
         )
     assert (caught.value.member, caught.value.member_status) == ("worker1", -signal.SIGKILL)
-    assert blame(-9, []) < blame(1, ["any error"]) < blame(1, ["Connection reset by peer"])
+    assert caught.value.exit_status == 128 + signal.SIGKILL
+
+
+def test_a_refusal_is_the_message_though_its_echo_dies_first() -> None:
+    refuses = "echo 'error: ring: no such thing.' >&2; echo '  fix: leave it out.' >&2; "
+    echo = "echo 'Traceback (most recent call last):' >&2; echo 'X: Connection reset by peer' >&2; "
+    with pytest.raises(MemberError) as caught:
+        run(
+            member("worker0", f"sleep 0.2; {refuses} sleep 1; exit 2"),  # slow to leave
+            member("worker1", f"sleep 0.4; {echo} exit 1"),
+            member("worker2", "sleep 300"),
+        )
+    assert str(caught.value) == "worker0: ring: no such thing.\n  fix: leave it out."
+    assert caught.value.exit_status == 2
 
 
 def test_a_member_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.launch.local.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("paceline.launch.process.GRACE_SECONDS", 0.5)
     with pytest.raises(DeadlineError, match="missing: worker0"):
         run(member("worker0", "trap '' TERM; while :; do sleep 0.1; done"), deadline_seconds=0.5)
 
@@ -90,7 +130,7 @@ def test_members_die_with_a_killed_launcher(tmp_path: Path) -> None:
         "from paceline.launch import MemberCommand, supervise\n"
         f"line = ('sh', '-c', 'echo $$ > {file}; exec sleep 300')\n"
         "command = MemberCommand(name='worker0', argv=line, environment=dict(os.environ))\n"
-        "supervise([command], output=print)\n"
+        "supervise([command], output=lambda *said: None)\n"
     )
     launcher = subprocess.Popen([sys.executable, "-c", script])
     try:
@@ -112,7 +152,7 @@ def test_cores_and_open_files_are_passed_on(tmp_path: Path) -> None:
         number = file.fileno()
         script = f"echo through > /proc/self/fd/{number}; grep Cpus_allowed_list /proc/self/status"
         said = run(member("worker0", script, cores=(core,), descriptors=(number,)))
-    assert said[-1][1].split()[-1] == str(core)
+    assert said["worker0", "stdout"].split()[-1] == str(core).encode()
     assert (tmp_path / "file").read_text() == "through\n"
 
 
@@ -123,3 +163,14 @@ def test_cores_are_shared_equally_or_not_at_all() -> None:
     each = share_cores(len(have))
     if len(have) > 1:
         assert sorted(core for cores in each for core in cores) == have
+
+
+def test_a_reserved_port_is_nobody_elses_until_it_is_named() -> None:
+    with reserve("127.0.0.1") as reserved:
+        address = reserved.getsockname()
+        others = [socket.create_server(("127.0.0.1", 0)) for _ in range(100)]
+        assert address not in [other.getsockname() for other in others]
+        for other in others:
+            other.close()
+        with socket.create_server(address) as listener:  # reuses, as torch's store does
+            assert listener.getsockname() == address

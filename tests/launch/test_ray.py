@@ -1,6 +1,7 @@
 """A real Ray cluster of two nodes on this machine, and members placed on it."""
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import MemberError, MissingError
+from paceline.errors import Interrupted, MemberError, MissingError
 from paceline.launch import MemberCommand, identify, to_environment
 from paceline.launch import ray as launcher
 
@@ -25,7 +26,7 @@ def command(identity: launcher.Identity, script: str) -> MemberCommand:
 
 def test_members_land_on_both_nodes_and_know_who_they_are(ray_cluster: str, tmp_path: Path) -> None:
     (tmp_path / "members").mkdir()
-    said: dict[str, list[str]] = {}
+    said: dict[str, bytes] = {}
     script = (
         "import os, socket\n"
         "from paceline.launch import identify\n"
@@ -39,11 +40,14 @@ def test_members_land_on_both_nodes_and_know_who_they_are(ray_cluster: str, tmp_
         assert placed.cores == 1  # so that one node cannot hold both
         identities = placed.identities(workers=1, run=tmp_path)
         commands = [command(identity, script) for identity in identities]
-        placed.supervise(
-            commands, tmp_path, output=lambda name, line: said.setdefault(name, []).append(line)
-        )
-    assert said["worker0"][1] == "True"
-    seen, member = said["server0"][0].split(" ", 1)
+
+        def output(member: str, stream: str, content: bytes) -> None:
+            said[member] = said.get(member, b"") + content
+
+        placed.supervise(commands, tmp_path, output=output)
+    assert said["worker0"].splitlines()[1] == b"True"
+    assert (tmp_path / "logs" / "worker0.log").read_bytes() == said["worker0"]
+    seen, member = said["server0"].decode().strip().split(" ", 1)
     assert seen == "False"
     server = identify({"PACELINE_MEMBER": member})
     assert server == identities[1]
@@ -60,9 +64,9 @@ def test_one_failure_ends_all(ray_cluster: str, tmp_path: Path) -> None:
     }
     pids: list[int] = []
 
-    def output(name: str, line: str) -> None:
+    def output(name: str, stream: str, content: bytes) -> None:
         if name == "worker0":
-            pids.append(int(line))
+            pids.append(int(content))
 
     with launcher.placed(2) as placed:
         identities = placed.identities(workers=2, run=tmp_path)
@@ -88,9 +92,35 @@ def test_a_lost_actor_is_a_lost_member(ray_cluster: str, tmp_path: Path) -> None
             placed.supervise(
                 commands,
                 tmp_path,
-                output=lambda name, line: None,
+                output=lambda *said: None,
                 tick=lambda: [ray.kill(actor) for actor in lose],
             )
+
+
+def test_an_interruption_reaches_the_workers(ray_cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "members").mkdir()
+    script = (
+        "import time\n"
+        "print('ready', flush=True)\n"
+        "try: time.sleep(300)\n"
+        "except KeyboardInterrupt: print('saved')\n"
+    )
+    said: dict[str, bytes] = {}
+    left = [signal.SIGINT]
+
+    def output(member: str, stream: str, content: bytes) -> None:
+        said[member] = said.get(member, b"") + content
+
+    def tick() -> None:
+        if left and len(said) == 2:
+            os.kill(os.getpid(), left.pop())
+
+    with launcher.placed(2) as placed:
+        identities = placed.identities(workers=2, run=tmp_path)
+        commands = [command(identity, script) for identity in identities]
+        with pytest.raises(Interrupted):
+            placed.supervise(commands, tmp_path, output=output, tick=tick)
+    assert set(said.values()) == {b"ready\nsaved\n"}
 
 
 def test_no_cluster_is_said_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

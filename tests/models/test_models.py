@@ -12,10 +12,12 @@ IMAGENET_PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
     "googlenet": 6_624_904,
-    "inception3": 23_834_568,
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    "resnext50_32x4d": 25_028_904,
+    "resnext101_32x8d": 88_791_336,
+    "inception3": 23_834_568,
 }
 DENSE_WIDTHS = {
     "adult-dnn": (123, 200, 100, 2),

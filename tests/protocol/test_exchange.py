@@ -128,7 +128,8 @@ class Network:
                 self.flight += [(("server", seat), commit) for seat in range(len(self.servers))]
             if worker.done and w not in self.gone:
                 self.gone.add(w)
-                self.flight += [(("server", seat), Leave(w)) for seat in range(len(self.servers))]
+                leave = Leave(w, 10**9 if w in self.dead else worker.step)
+                self.flight += [(("server", seat), leave) for seat in range(len(self.servers))]
 
     def compute(self, w):
         worker = self.workers[w]

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from paceline import record, spec
 from paceline.errors import SpecError
 from paceline.report.exports import EXPORTS, export
 from tests.synthetic import START, Times, synchronous_run
@@ -116,3 +117,20 @@ def test_an_unknown_export_is_named_with_the_known_ones(run, tmp_path):
         export("trase", run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert set(EXPORTS) == {"trace", "tensorboard", "mllog", "csv"}
+
+
+def test_what_only_a_script_knows_is_not_invented(run, tmp_path):
+    workload = spec.Workload(script=spec.Script(path="/a/train.py", arguments=("--lr", "1")))
+    asked = spec.replace(run.experiment(), workload=workload)
+    run.write("experiment.toml", spec.to_toml(asked).encode())
+    record.summarise(run, "finished")
+    (log,) = export("mllog", run, tmp_path / "out")
+    lines = [json.loads(line.partition(" ")[2]) for line in log.read_text().splitlines()]
+    values = {line["key"]: line["value"] for line in lines}
+    assert values["submission_benchmark"] == "train.py --lr 1"
+    assert not {"global_batch_size", "seed", "opt_name", "opt_base_learning_rate"} & values.keys()
+    assert all("samples_count" not in line["metadata"] for line in lines)
+    table = next(file for file in export("csv", run, tmp_path / "out") if file.stem == "table")
+    (row,) = csv.DictReader(table.open())
+    assert row["script"] == "train.py --lr 1"
+    assert not any(row.get(name) for name in ("model", "data", "batch", "global_batch"))

@@ -180,6 +180,38 @@ def test_a_lost_member_is_told_from_those_ended_with_it(folder):
     assert _states(RunTail(folder)) == {"worker0": "ended", "worker1": "failed"}
 
 
+def test_a_page_that_is_opened_late_shows_all_that_was(folder):
+    for name in ("worker0", "worker1"):
+        _write_steps(folder, name, range(30))
+    state = RunTail(folder).look()
+    times = [seconds for seconds, _ in state["rate"]]
+    assert times[-1] > 20
+    assert all(rate == pytest.approx(16, rel=0.4) for _, rate in state["rate"])
+    assert len(state["loss"]) == 30
+
+
+def test_a_run_that_goes_on_has_a_verdict_so_far(folder):
+    _write_steps(folder, "worker0", range(30))
+    assert RunTail(folder).look()["verdict"].startswith("So far: ")
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path):
+    path = tmp_path / "later"
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "watch", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert "waiting for" in watching.stderr.readline()
+        RunFolder.create(path, spec.Experiment())
+        assert "watching" in watching.stdout.readline()
+    finally:
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=30)
+
+
 def test_a_long_history_is_thinned_evenly():
     history = History()
     for x in range(10 * HISTORY):

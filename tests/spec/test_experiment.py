@@ -41,6 +41,10 @@ def test_a_file_is_read_and_written_back_the_same(tmp_path):
         ("[workload]\nbach = 3", r'\[workload\]: unknown key "bach"(.|\n)*did you mean "batch"'),
         ("[workload]\nbatch = 'x'", r"workload\.batch: Expected `int`, got `str`"),
         ("[workload]\nbatch = 8\nglobal_batch = 8", "keep one: batch is per worker"),
+        ("[workload.script]\npath = 'a'\nmodule = 'b'", "write path or module"),
+        ("[workload.script]\narguments = ['a']", "write path or module"),
+        ("[workload.script]\npaht = 'a'", 'did you mean "path"'),
+        ("[workload]\nbatch = 8\n[workload.script]\npath = 'a'", "batch is given beside a script"),
         ("[workload]\nsteps = 8\nepochs = 1.0", "both given"),
         ("[cluster]\nworkers = 0", "workers = 0 is not at least 1"),
         ("[cluster]\nlink = '10GB'", 'write "80gbit"'),
@@ -92,3 +96,17 @@ def test_replace_finds_the_part_and_checks_again():
     assert (changed.cluster.workers, changed.workload.batch, changed.workload.seed) == (3, 8, 5)
     with pytest.raises(SpecError):
         spec.replace(changed, architecture=spec.Single())
+
+
+def test_of_a_script_nothing_else_is_known(tmp_path):
+    script = spec.Script(path="/a b/train.py", arguments=("--lr", "0.1", ""))
+    experiment = spec.Experiment(workload=spec.Workload(script=script))
+    text = spec.to_toml(experiment)
+    assert spec.load(write(tmp_path, text)) == experiment
+    assert set(text.split()) & {"model", "data", "batch", "seed"} == set()
+    assert experiment.workload.model == ""
+    assert script.line == ("/a b/train.py", "--lr", "0.1", "")
+    assert str(script) == "train.py --lr 0.1 ''"
+    module = spec.Script(module="package.train", arguments=("x",))
+    assert module.line == ("-m", "package.train", "x")
+    assert (module.name, str(module)) == ("package.train", "-m package.train x")

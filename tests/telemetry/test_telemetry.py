@@ -6,6 +6,7 @@ import time
 import pytest
 
 from paceline import spec
+from paceline.errors import RecordError
 from paceline.record import RunFolder
 from paceline.telemetry import Recorder, StepClock
 from paceline.telemetry.network import SocketTraffic
@@ -111,4 +112,20 @@ def test_a_failed_member_says_so(tmp_path):
         Recorder(folder, name="worker0", role="worker", host="h"),
     ):
         raise ValueError("boom")
+    assert folder.members()[0].status == "failed"
+
+
+def test_a_full_disk_is_told_to_the_one_who_trains(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment())
+
+    def train() -> None:
+        clock, deadline = StepClock(), time.monotonic() + 20
+        with Recorder(folder, name="w0", role="worker", host="h", sample_seconds=0.05) as recorder:
+            while time.monotonic() < deadline:
+                recorder.add_step(clock.end_step(0, 1))
+                time.sleep(0.01)
+
+    (folder.path / "members" / "w0.series.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RecordError, match=r"run cannot be written: No space left on device\."):
+        train()
     assert folder.members()[0].status == "failed"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -70,4 +71,57 @@ def test_a_script_that_fails_ends_the_job_with_its_words(in_empty_folder):
     done = paceline("run", "-n", "2", "--architecture", "ring", "bad.py")
     assert done.returncode == 1
     assert "worker1 exited 1" in done.stderr
-    assert "my own mistake" in done.stderr.split("worker1 exited 1")[1]
+    assert "my own mistake" in done.stderr.split("error: worker1 exited 1")[1]
+
+
+def test_a_refusal_on_worker_0_is_the_message_and_ends_the_others_at_once(in_empty_folder):
+    Path("refused.py").write_text(
+        "import paceline\n"
+        "from paceline.errors import SpecError\n"
+        "if paceline.init().rank == 0: raise SpecError('here', 'it cannot be.', 'do not.')\n"
+        "from paceline.training import session, stores\n"
+        "stores.agree(session.current().store, session.current().identity, 'never', None)\n",
+        encoding="utf-8",
+    )
+    done = paceline("run", "-n", "2", "--architecture", "ring", "refused.py")
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: worker0: here: it cannot be.\n  fix: do not.\n")
+
+
+OWN_GROUP = """
+import torch, torch.distributed as dist, paceline
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+session = paceline.init()
+assert (session.rank, session.identity.launcher) == (rank, "paceline")
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = paceline.distribute(model, optimizer)
+for step in range(2):
+    model(torch.full((4, 2), rank + 1.0)).sum().backward()
+    optimizer.step()
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+print("sum", total.item())
+"""
+
+
+def test_torchs_own_groups_work_beside_ours_in_several_jobs_at_once(in_empty_folder):
+    Path("own.py").write_text(OWN_GROUP, encoding="utf-8")
+    flags = {"ring": [], "average": [], "server": ["--servers", "1"]}
+    start = [sys.executable, "-m", "paceline", "run", "-n", "2"]
+    with ExitStack() as stack:
+        jobs = {}
+        for name, more in flags.items():
+            jobs[name] = subprocess.Popen(
+                [*start, "--architecture", name, "--out", name, *more, "own.py"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(jobs[name].communicate)
+            stack.callback(jobs[name].kill)
+        for name, job in jobs.items():
+            out, err = job.communicate(timeout=110)
+            assert job.returncode == 0, f"{name}: {err}"
+            assert sorted(out.splitlines()) == ["sum 3.0", "worker1 | sum 3.0"], name

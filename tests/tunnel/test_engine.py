@@ -108,14 +108,13 @@ def test_a_script_of_ones_own_runs_there(rights, tmp_path):
         "session = paceline.init()\n"
         "print('I am', session.identity.host, [name for _, name in socket.if_nameindex()])\n"
     )
-    asked = experiment("cpu", "ring")
-    lines: list[str] = []
+    workload = spec.Workload(script=spec.Script(path=str(script)))
+    asked = spec.replace(experiment("cpu", "ring"), workload=workload)
+    said: list[bytes] = []
     engines.run(
-        asked,
-        tmp_path / "run",
-        script=(str(script),),
-        output=lambda name, line: lines.append(line),
+        asked, tmp_path / "run", output=lambda member, stream, content: said.append(content)
     )
+    lines = b"".join(said).decode().splitlines()
     assert sorted(line for line in lines if line.startswith("I am")) == [
         f"I am worker{rank} ['lo', 'eth0']" for rank in range(2)
     ]

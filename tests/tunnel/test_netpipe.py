@@ -29,7 +29,7 @@ def test_every_size_is_measured_in_one_and_both_directions(agent):
     assert [row["bytes"] for row in rows] == list(SIZES)
     for row in rows:
         half = row["round_trip_seconds"] / 2
-        assert row["bits_per_second"] == pytest.approx(8 * row["bytes"] / half)
+        assert 0 < row["bits_per_second"] <= 8 * row["bytes"] / half + 1
         assert row["both_bits_per_second"] > 0
 
 
@@ -64,13 +64,14 @@ def test_pairs_of_this_machine():
 
 @pytest.mark.tunnel
 def test_all_pairs_of_emulated_hosts(rights):
-    found = list(agents.tunnel_pairs(3, parse_link("100mbit", "test"), (1, 1 << 20)))
+    sizes = (1, 1 << 16, 1 << 18, 1 << 20)
+    found = list(agents.tunnel_pairs(3, parse_link("100mbit", "test"), sizes))
     assert [(p["from"], p["to"]) for p in found] == [
         ("host0", "host1"),
         ("host0", "host2"),
         ("host1", "host2"),
     ]
     for pair in found:
-        # A large message cannot be faster than its cable, save for what the bucket holds.
-        assert pair["rows"][-1]["bits_per_second"] < 1.2 * 1e8
+        # No direction is faster than its cable, though an idle one saves up for a burst.
+        assert all(row["bits_per_second"] < 1.05 * 1e8 for row in pair["rows"])
     json.dumps(found)

@@ -1,12 +1,27 @@
 """`server`: workers push gradient chunks, servers update and return weights.
 
-architecture  one worker's side of it, and the main function of a server member
-setup         before step 1: who is where, the plan, the memory
-hooks         where the exchange meets autograd
+synchronous   one worker's side in steps that all workers take together; `asynchronous` in the rest
+watching      what the first step shows of a script; `weights`, `held`, `optimizer` what it sees of
+              its weights, gradients and optimizer while they are with the servers
+opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
 exchange      the worker's side at work; `serving` the server's; `loop` the thread of both
-sums, updates what servers do with gradients
+sums, updates what servers do with gradients; `state` the optimizer's state on its way
 """
 
-from paceline.architectures.server.architecture import ServerArchitecture, serve
+from paceline import spec
+from paceline.architectures.base import Architecture, Context
+from paceline.architectures.server.asynchronous import AsynchronousServer
+from paceline.architectures.server.opening import serve
+from paceline.architectures.server.setup import check, is_exclusive
+from paceline.architectures.server.synchronous import SynchronousServer
 
-__all__ = ["ServerArchitecture", "serve"]
+
+def build(options: spec.Server, context: Context) -> Architecture:
+    """One worker's side."""
+    check(options, context.identity)
+    if is_exclusive(options):
+        return SynchronousServer(options, context)
+    return AsynchronousServer(options, context)
+
+
+__all__ = ["build", "serve"]

@@ -4,11 +4,13 @@ import msgspec
 
 from paceline import protocol
 from paceline.protocol import Message
+from paceline.protocol.messages import Assign as Assign
+from paceline.protocol.messages import Inquire as Inquire
+from paceline.protocol.messages import Measured as Measured
+from paceline.protocol.messages import Missing as Missing
+from paceline.protocol.messages import Setting as Setting
+from paceline.protocol.messages import Settings as Settings
 from paceline.wire import Ticket
-
-Setting = float | int | bool | str | None | list[float]
-Settings = dict[str, Setting]
-"""One parameter group's hyper-parameters."""
 
 
 class Hyper(Message, frozen=True, array_like=True, tag=True):
@@ -18,18 +20,12 @@ class Hyper(Message, frozen=True, array_like=True, tag=True):
     groups: list[Settings]
 
 
-class Assign(Message, frozen=True, array_like=True, tag=True):
-    """Worker 0 sets the weights of a chunk; they are the payload."""
-
-    chunk: int
-
-
 class AssignState(Message, frozen=True, array_like=True, tag=True):
     """Worker 0 sets the optimizer's state of a chunk: one payload for each name."""
 
     chunk: int
     names: list[str]
-    scalars: dict[str, float]
+    scalars: list[dict[str, float]]
 
 
 class FetchState(Message, frozen=True, array_like=True, tag=True):
@@ -42,29 +38,7 @@ class State(Message, frozen=True, array_like=True, tag=True):
 
     chunk: int
     names: list[str]
-    scalars: dict[str, float]
-
-
-class Measured(Message, frozen=True, array_like=True, tag=True):
-    """The averaged gradient of a held chunk: the squared norm of each parameter's part."""
-
-    chunk: int
-    step: int
-    squared_norms: list[float]
-
-
-class Inquire(Message, frozen=True, array_like=True, tag=True):
-    """A worker has waited too long for a chunk and asks why."""
-
-    worker: int
-    chunk: int
-
-
-class Missing(Message, frozen=True, array_like=True, tag=True):
-    """Answers `Inquire`: the step waits for these workers."""
-
-    chunk: int
-    workers: list[int]
+    scalars: list[dict[str, float]]
 
 
 AnyMessage = (

@@ -68,9 +68,10 @@ class WorkerSide:
         self._pending: set[int] = set()
         self._awaited: set[int] = set()
         """The pending chunks that the training thread waits for; it is woken when none is left."""
+        self._absent: set[int] = set()
         self._squared_norms: dict[int, dict[int, list[float]]] = {}
         """Step -> chunk -> squared norm of each parameter's part."""
-        self._states: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+        self._states: dict[int, tuple[dict[str, Tensor], list[dict[str, float]]]] = {}
         self._missing: dict[int, list[int]] = {}
 
     # Called by the training thread.
@@ -155,7 +156,7 @@ class WorkerSide:
                 totals[index] += norm
         return totals
 
-    def fetch_states(self) -> dict[int, tuple[dict[str, Tensor], dict[str, float]]]:
+    def fetch_states(self) -> dict[int, tuple[dict[str, Tensor], list[dict[str, float]]]]:
         """The optimizer's state of every chunk."""
         everything = set(range(len(self._plan.owners)))
         self._states = {}
@@ -166,7 +167,7 @@ class WorkerSide:
         return states
 
     def assign_state(
-        self, chunk: int, tensors: dict[str, Tensor], scalars: dict[str, float]
+        self, chunk: int, tensors: dict[str, Tensor], scalars: list[dict[str, float]]
     ) -> None:
         message = control.AssignState(chunk, list(tensors), scalars)
         values = list(tensors.values())
@@ -174,8 +175,24 @@ class WorkerSide:
         payloads: list[Any] = values if local else [self.codec.plain(v) for v in values]
         self._ask_owner(chunk, message, payloads)
 
-    def leave(self) -> None:
-        self.send_to_all(Leave(self._worker))
+    def confirm(self) -> None:
+        """Return when every owner has taken what was sent to it before."""
+        owners = self._plan.owners
+        asked = {owner: chunk for chunk, owner in reversed(list(enumerate(owners)))}.values()
+        with self._changed:
+            self._missing.clear()
+        for chunk in asked:
+            self._ask_owner(chunk, control.Inquire(self._worker, chunk))
+        self._await(lambda: self._missing.keys() >= set(asked), "servers to confirm", asked)
+
+    def take_absent(self) -> set[int]:
+        """Parameters whose newest mean gradient is of nobody; forgotten with this call."""
+        with self._changed:
+            absent, self._absent = self._absent, set()
+        return absent
+
+    def leave(self, steps: int) -> None:
+        self.send_to_all(Leave(self._worker, steps))
 
     def _await(self, done: Callable[[], bool], what: str, chunks: Iterable[int]) -> None:
         with self._changed:
@@ -227,6 +244,7 @@ class WorkerSide:
             match message:
                 case Answer():
                     self._install(message, payloads)
+                    self._absent.update(message.absent)
                     freed += self._act(self.machine.handle(message))
                 case Chosen():
                     freed += self._act(self.machine.handle(message))

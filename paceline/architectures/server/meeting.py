@@ -43,6 +43,12 @@ class Meeting:
             raise DeadlineError(operation, self._seconds, [author]) from error
         return msgspec.msgpack.decode(bytes.fromhex(self._store.get(key).decode()), type=kind)
 
+    def gather(self, key: str, note: str, workers: int) -> list[str]:
+        """Every worker's note; called by all of them, it returns when all have."""
+        self.leave(f"{key}/{self._name}", note)
+        names = [f"worker{rank}" for rank in range(workers)]
+        return [self.read(f"{key}/{name}", str, name) for name in names]
+
     def key(self, given: str, leads: bool) -> JobKey:
         """The job's key: the launcher's, or one that worker 0 makes where it gave none."""
         if given:

@@ -4,18 +4,35 @@ Schedulers and scripts hold on to the optimizer they made, so it is not replaced
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
+
+from paceline.architectures.mixing import mix_in
+
+
+class Owner(Protocol):
+    """Who updates in the optimizer's place."""
+
+    def step(self) -> bool:
+        """All gradients of a step are made. False: the optimizer has been taken back, and must
+        update by itself."""
+
+    def saved_state(self) -> dict[str, Any]:
+        """What the optimizer's own `state_dict` would give."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take a saved state."""
+
+    def touch_state(self) -> None:
+        """The script looks at `optimizer.state` itself: it must be there when this returns."""
 
 
 class Remote(Optimizer):
     """Mixed into the optimizer's own class; asks its owner in place of updating by itself."""
 
-    _on_step: Callable[[], None]
-    _on_state_wanted: Callable[[], None]
-    _on_state_given: Callable[[], None]
+    _paceline_owner: Owner
 
     def step(self, closure: Any = None) -> Any:
         loss = None
@@ -23,44 +40,39 @@ class Remote(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._opt_called = True  # schedulers ask whether a step came before theirs
-        self._on_step()
+        if not type(self)._paceline_owner.step():
+            type(self).step(self)
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
-        self._on_state_wanted()
-        state = super().state_dict()
-        self.state.clear()
-        return state
+        return type(self)._paceline_owner.saved_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._on_state_given()
-        self.state.clear()
+        type(self)._paceline_owner.load_state(state_dict)
+
+    @property
+    def state(self) -> Any:
+        type(self)._paceline_owner.touch_state()
+        return vars(self)["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        type(self)._paceline_owner.touch_state()
+        vars(self)["state"] = value
 
 
-def make_remote(
-    optimizer: Optimizer,
-    *,
-    on_step: Callable[[], None],
-    on_state_wanted: Callable[[], None],
-    on_state_given: Callable[[], None],
-) -> Callable[[], None]:
-    """Change the optimizer's class; returns what changes it back.
-
-    `on_state_wanted` fills `optimizer.state` before it is saved, `on_state_given` takes it away
-    after it was loaded.
-    """
-    kind = type(optimizer)
+def make_remote(optimizer: Optimizer, owner: Owner) -> Callable[[], None]:
+    """Change the optimizer's class; returns what changes it back."""
+    wrapped = vars(optimizer).pop("step", None)  # by a scheduler that was made before
+    undo = mix_in(optimizer, Remote, _paceline_owner=owner, step=Remote.step)
     remote: Any = optimizer
-    remote.__class__ = type(kind.__name__, (Remote, kind), {"step": Remote.step})
-    remote._on_step = on_step
-    remote._on_state_wanted, remote._on_state_given = on_state_wanted, on_state_given
-    vars(optimizer).pop("step", None)  # a scheduler made earlier has wrapped the old one
     remote._patch_step_function()
 
     def restore() -> None:
-        remote.__class__ = kind
+        undo()
+        if wrapped is not None:
+            remote.step = wrapped
 
     return restore

@@ -2,69 +2,79 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 
 from paceline import protocol, spec
-from paceline.architectures.server.control import Plan
+from paceline.architectures.server.control import Plan, Settings
 from paceline.architectures.server.memory import DTYPES, is_dense
-from paceline.architectures.server.updates import describe
 from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
 from paceline.protocol import ParameterSize
-
-SHARED_CHUNK_BYTES = 2 << 20, 512 << 10
-"""Preferred, and the least that makes sense, here and below. In shared memory only descriptors
-travel, and the work per chunk is what counts beside sums."""
-
-TRAVELLING_CHUNK_BYTES = 256 << 10, 64 << 10
-"""On a network a small chunk lets an urgent one overtake soon; beat 1 MiB in trials at 1 Gbit."""
-
-LOOPBACK_CHUNK_BYTES = 4 << 20, 256 << 10
-"""Inside one host the work per message is what limits, so messages are few."""
-
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+from paceline.protocol.placement import (
+    LOOPBACK_CHUNK_BYTES,
+    SHARED_CHUNK_BYTES,
+    TRAVELLING_CHUNK_BYTES,
+)
 
 
-def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """What is exchanged: parameters that want gradients, tied ones once, in order of definition."""
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What one exchange is for: tensors, and the optimizer that may run on servers."""
+
+    names: Sequence[str]
+    tensors: Sequence[Tensor]
+    groups: Sequence[int]
+    """Of each tensor, its group in the optimizer; 0 where servers only average."""
+
+    optimizer: str
+    """The torch class that may run on servers; empty when they only average."""
+
+    settings: list[Settings]
+
+    def __post_init__(self) -> None:
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            if kind not in DTYPES:
+                fix = f"use one of {', '.join(DTYPES)}, or freeze it."
+                raise SpecError("architecture server", f"{name} holds {kind} numbers.", fix)
+            if not is_dense(tensor):
+                fix = "make it so: parameter.data = parameter.data.contiguous()."
+                raise SpecError("architecture server", f"{name} has gaps in memory.", fix)
+            if tensor.device.type != "cpu":
+                problem = f"{name} is on {tensor.device}, and servers work in main memory."
+                raise SpecError("architecture server", problem, "use ring on accelerators.")
+
+    @property
+    def fingerprint(self) -> str:
+        facts = [
+            (name, tuple(t.shape), t.stride(), str(t.dtype), group)
+            for name, t, group in zip(self.names, self.tensors, self.groups, strict=True)
+        ]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def refuse_sparse(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             problem = f"{name or 'the model'} makes sparse gradients, and chunks are dense."
             raise SpecError("architecture server", problem, "build the layer with sparse=False.")
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    for name, parameter in named:
-        kind = str(parameter.dtype).removeprefix("torch.")
-        if kind not in DTYPES:
-            fix = f"use one of {', '.join(DTYPES)}, or freeze it."
-            raise SpecError("architecture server", f"{name} holds {kind} numbers.", fix)
-        if not is_dense(parameter):
-            fix = "make it so: parameter.data = parameter.data.contiguous()."
-            raise SpecError("architecture server", f"{name} has gaps in memory.", fix)
-        if parameter.device.type != "cpu":
-            problem = f"{name} is on {parameter.device}, and servers work in main memory."
-            raise SpecError("architecture server", problem, "use ring on accelerators.")
-    return named
 
 
-def make_plan(
-    named: Named,
-    optimizer: Optimizer,
-    options: spec.Server,
-    identity: Identity,
-) -> Plan:
+def make_plan(exchanged: Exchanged, options: spec.Server, identity: Identity) -> Plan:
     """The plan worker 0 publishes."""
-    groups = _groups(named, optimizer)
+    named = zip(exchanged.names, exchanged.tensors, exchanged.groups, strict=True)
     sizes = [
         ParameterSize(
             name=name,
-            elements=p.numel(),
-            element_bytes=p.element_size(),
-            kind=str(p.dtype).removeprefix("torch."),
+            elements=tensor.numel(),
+            element_bytes=tensor.element_size(),
+            kind=str(tensor.dtype).removeprefix("torch."),
             group=group,
         )
-        for (name, p), group in zip(named, groups, strict=True)
+        for name, tensor, group in named
     ]
     seats = protocol.seats(placement_of(options, identity), identity.workers, identity.servers)
     shared = shares_memory(options, identity)
@@ -72,24 +82,23 @@ def make_plan(
     preferred, least = (wanted, wanted) if wanted else suitable_bytes(shared, identity)
     shares = [seat.share for seat in seats]
     layout, owners = protocol.cut_and_deal(sizes, shares, preferred, least)
-    kind, settings = describe(optimizer) if options.update == "server" else ("", [])
     return Plan(
         layout=layout,
-        fingerprint=fingerprint(named, groups),
+        fingerprint=exchanged.fingerprint,
         owners=owners,
         seats=seats,
         shared=shared,
-        optimizer=kind,
-        groups=settings,
+        optimizer=exchanged.optimizer,
+        groups=exchanged.settings,
     )
 
 
-def check_plan(plan: Plan, named: Named, optimizer: Optimizer) -> None:
+def check_plan(plan: Plan, exchanged: Exchanged) -> None:
     """This worker's model must be the one the plan was made for."""
-    if fingerprint(named, _groups(named, optimizer)) == plan.fingerprint:
+    if exchanged.fingerprint == plan.fingerprint:
         return
     theirs = [(size.name, size.elements) for size in plan.layout.parameters]
-    ours = [(name, parameter.numel()) for name, parameter in named]
+    ours = [(n, t.numel()) for n, t in zip(exchanged.names, exchanged.tensors, strict=True)]
     pairs = [(a, b) for a, b in zip(theirs, ours, strict=False) if a != b]
     told = f"{pairs[0][0]} there, {pairs[0][1]} here" if pairs else "layout or groups"
     raise ExchangeError(
@@ -115,25 +124,3 @@ def suitable_bytes(shared: bool, identity: Identity) -> tuple[int, int]:
     if shared:
         return SHARED_CHUNK_BYTES
     return LOOPBACK_CHUNK_BYTES if identity.on_one_host else TRAVELLING_CHUNK_BYTES
-
-
-def fingerprint(named: Named, groups: Sequence[int]) -> str:
-    facts = [
-        (name, tuple(p.shape), p.stride(), str(p.dtype), group)
-        for (name, p), group in zip(named, groups, strict=True)
-    ]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-def _groups(named: Named, optimizer: Optimizer) -> list[int]:
-    group_of = {
-        id(parameter): number
-        for number, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
-    absent = [name for name, parameter in named if id(parameter) not in group_of]
-    if absent:
-        problem = f"{absent[0]} wants gradients and is in no group of the optimizer."
-        fix = "give it to the optimizer, or set requires_grad = False."
-        raise SpecError("architecture server", problem, fix)
-    return [group_of[id(parameter)] for _, parameter in named]

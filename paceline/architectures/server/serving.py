@@ -94,7 +94,9 @@ class ServerSide:
             self._optimizers = ChunkOptimizers(plan.optimizer, plan.groups)
             for chunk in self._chunks:
                 group = plan.layout.flats[plan.layout.chunks[chunk].flat].group
-                self._optimizers.add(chunk, served.chunk(chunk), group)
+                parameters = plan.layout.chunks[chunk].parameters
+                ranges = [self._range(chunk, index) for index in parameters]
+                self._optimizers.add(chunk, served.chunk(chunk), group, ranges)
 
     @property
     def finished(self) -> bool:
@@ -202,29 +204,28 @@ class ServerSide:
 
     def _update(self, update: Update) -> None:
         if not update.parts:  # nobody had a gradient: as when `grad` is None
-            if self._optimizers is None:
-                self._served.chunk(update.chunk).zero_()
             return
         began = time.monotonic()
         gradient = self._held.pop(update.chunk, None)
         if gradient is None:
-            target = None if self._optimizers else self._served.chunk(update.chunk)
+            target = self._served.chunk(update.chunk) if update.mean else None
             gradient = self._mean(update, target)
         scale = self._scales.get(update.step, 1.0)
         if scale != 1.0:
             gradient.mul_(scale)
-        if self._optimizers is not None:
+        if not update.mean:
+            assert self._optimizers is not None, "a plan without an optimizer averages only"
             groups = self._hyper.get(update.parts[0][0], self._plan.groups)
             spared = [self._range(update.chunk, index) for index in update.absent]
             self._optimizers.apply(update.chunk, gradient, groups, spared)
-        elif gradient.data_ptr() != self._served.chunk(update.chunk).data_ptr():
-            self._served.chunk(update.chunk).copy_(gradient)
         self.busy_seconds += time.monotonic() - began
 
     def _range(self, chunk: int, parameter: int) -> slice:
         """Where a parameter lies in a chunk."""
         place, facts = self._plan.layout.places[parameter], self._plan.layout.chunks[chunk]
-        return slice(max(place.start - facts.start, 0), place.stop - facts.start)
+        return slice(
+            max(place.start, facts.start) - facts.start, min(place.stop, facts.stop) - facts.start
+        )
 
     def _mean(self, action: Update | Measure, into: Tensor | None) -> Tensor:
         parts = [

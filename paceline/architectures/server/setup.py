@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -16,7 +16,7 @@ from paceline.architectures.server.loop import MemberLoop
 from paceline.architectures.server.meeting import Meeting
 from paceline.architectures.server.memory import Flats
 from paceline.architectures.server.plan import (
-    Named,
+    Exchanged,
     check_plan,
     make_plan,
     placement_of,
@@ -40,6 +40,10 @@ class Member:
     server: ServerSide | None
     memory: list[Flats]
 
+    def serve(self) -> None:
+        """Be nothing but a server, until every worker has left."""
+        self.loop.run(lambda: self.server is not None and self.server.finished)
+
     def counters(self) -> dict[str, object]:
         return self.server.counters() if self.server is not None else {}
 
@@ -59,6 +63,8 @@ class WorkerMember(Member):
     gradients: Flats | None
     """Where it leaves gradients for servers that share its memory."""
 
+    meeting: Meeting
+
     def counters(self) -> dict[str, object]:
         counted = super().counters()
         counted["late_chunks"] = self.worker.machine.late_chunks
@@ -68,7 +74,7 @@ class WorkerMember(Member):
 
     def close(self, seconds: float) -> None:
         """Leave, and go on serving until every other worker has left or `seconds` are over."""
-        self.worker.leave()
+        self.worker.leave(self.worker.machine.step)
         end = time.monotonic() + seconds
         while self.server is not None and not self.server.finished:
             if time.monotonic() > end or self.worker.failure is not None:
@@ -88,7 +94,7 @@ def check(options: spec.Server, identity: Identity) -> None:
         raise SpecError(where, problem, f"write at most {identity.workers}.")
     if options.update == "worker" and not is_exclusive(options):
         problem = f"update = worker with mode = {options.mode}: weights would drift apart."
-        raise SpecError(where, problem, "write update=server, or mode=sync.")
+        raise SpecError(where, problem, "leave update out, or write mode=sync.")
     if options.compression != "none" and shares_memory(options, identity):
         problem = f"compression = {options.compression}, and gradients do not leave this host."
         raise SpecError(where, problem, "leave compression out, or write transport=tcp.")
@@ -103,26 +109,21 @@ def is_exclusive(options: spec.Server) -> bool:
     return options.mode == "sync" or (options.mode == "bounded" and options.staleness == 0)
 
 
-def set_up_worker(
-    options: spec.Server,
-    context: Context,
-    model: torch.nn.Module,
-    named: Named,
-    optimizer: Optimizer,
-) -> WorkerMember:
+def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> WorkerMember:
+    """This worker's part. After it every worker's tensors have worker 0's values."""
     identity, meeting = context.identity, Meeting(context)
     leads = identity.rank == 0
     served: Flats | None = None
     if leads:
-        plan = make_plan(named, optimizer, options, identity)
+        plan = make_plan(exchanged, options, identity)
         if plan.shared:
             served = Flats.shared(plan.layout)
             assert served.segment is not None
             plan = _with_ticket(plan, served.segment)
-            write_parameters(named, served)
+            write_tensors(exchanged.tensors, served)
         meeting.leave("plan", plan)
     plan = meeting.read("plan", Plan, "worker0")
-    check_plan(plan, named, optimizer)
+    check_plan(plan, exchanged)
     if plan.ticket is not None and served is None:
         served = Flats.shared(plan.layout, Segment.attach(plan.ticket))
     post, seat = _open_post(options, context, meeting, plan, leads)
@@ -132,7 +133,7 @@ def set_up_worker(
     exclusive = is_exclusive(options)
     held = served if exclusive and served is not None else Flats.private(plan.layout)
     if held is not served:
-        write_parameters(named, held)
+        write_tensors(exchanged.tensors, held)
     server = None
     if seat is not None:
         store = served or (held if exclusive else Flats.private(plan.layout))
@@ -148,13 +149,15 @@ def set_up_worker(
         worker=worker,
         held=held,
         gradients=gradients,
+        meeting=meeting,
     )
     _connect(post, plan, meeting)
     loop.start()
     worker.join()
     _share_weights(plan, worker, held, served, leads)
-    _use_weights(options, named, held)
-    _share_buffers(model, meeting, leads)
+    read_tensors(exchanged.tensors, held)
+    # Whoever starts to train may overwrite what another still reads.
+    meeting.gather("started", "", identity.workers)
     return member
 
 
@@ -177,11 +180,17 @@ def set_up_server(options: spec.Server, context: Context) -> Member | None:
     return Member(plan=plan, post=post, loop=loop, server=server, memory=[store])
 
 
-def write_parameters(named: Named, flats: Flats) -> None:
+def write_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
     flats.clear_padding()
     with torch.no_grad():
-        for index, (_, parameter) in enumerate(named):
-            flats.parameter(index, parameter).copy_(parameter)
+        for index, tensor in enumerate(tensors):
+            flats.parameter(index, tensor).copy_(tensor)
+
+
+def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
+    with torch.no_grad():
+        for index, tensor in enumerate(tensors):
+            tensor.copy_(flats.parameter(index, tensor))
 
 
 def _with_ticket(plan: Plan, segment: Segment) -> Plan:
@@ -306,26 +315,18 @@ def _share_weights(
     worker.wait_all()
 
 
-def _use_weights(options: spec.Server, named: Named, held: Flats) -> None:
-    """Parameters become views of the flats, or take their values where workers update."""
+def share_rest(tensors: Sequence[Tensor], meeting: Meeting, leads: bool, key: str = "rest") -> None:
+    """Give every worker worker 0's values of what is not exchanged: buffers, frozen weights.
+
+    Afterwards buffers are each worker's own, as means and variances of batch norm are of the
+    batches it saw. A checkpoint of worker 0 holds worker 0's.
+    """
     with torch.no_grad():
-        for index, (_, parameter) in enumerate(named):
-            view = held.parameter(index, parameter)
-            if options.update == "server":
-                parameter.data = view
+        for number, tensor in enumerate(tensors):
+            if leads:
+                flat = tensor.detach().cpu().contiguous().view(-1)
+                meeting.leave(f"{key}/{number}", bytes(flat.view(torch.uint8).numpy()))
             else:
-                parameter.copy_(view)
-
-
-def _share_buffers(model: torch.nn.Module, meeting: Meeting, leads: bool) -> None:
-    """Everyone starts from worker 0's buffers; afterwards they are each worker's own, as means and
-    variances of batch norm are of the batches it saw. A checkpoint of worker 0 holds worker 0's."""
-    buffers: Sequence[torch.Tensor] = [b for b in model.buffers() if b.numel()]
-    if not buffers:
-        return
-    if leads:
-        bytes_of = [bytes(b.contiguous().view(-1).view(torch.uint8).numpy()) for b in buffers]
-        meeting.leave("buffers", bytes_of)
-    for buffer, data in zip(buffers, meeting.read("buffers", list[bytes], "worker0"), strict=True):
-        values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        buffer.copy_(values.view(buffer.dtype).view(buffer.shape))
+                data = bytearray(meeting.read(f"{key}/{number}", bytes, "worker0"))
+                values = torch.frombuffer(data, dtype=torch.uint8).view(tensor.dtype)
+                tensor.copy_(values.view(tensor.shape))

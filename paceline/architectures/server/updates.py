@@ -1,6 +1,8 @@
 """The optimizer where the weights live: torch's own classes, run chunk by chunk.
 
 Only optimizers that treat every element by itself can run on a chunk; which they are is a table.
+Numbers that belong to a whole parameter (how many steps it has seen) are kept for each parameter
+of a chunk once they differ: a parameter without a gradient does not take part in a step.
 """
 
 import inspect
@@ -12,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.architectures.server.control import Setting, Settings
-from paceline.errors import SpecError
 
 ELEMENTWISE: dict[str, type[Optimizer]] = {
     kind.__name__: kind
@@ -22,6 +23,12 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
         torch.optim.AdamW,
         torch.optim.RMSprop,
         torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.ASGD,
+        torch.optim.Rprop,
     )
 }
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
@@ -33,15 +40,27 @@ EXACTLY_FUSED = (torch.float32, torch.float64)
 NOT_SENT = {"params", "foreach", "fused", "capturable", "differentiable"}
 """Settings of how torch runs an optimizer, not of what it computes."""
 
+HARMLESS = {"__init__", "__doc__", "__module__", "__qualname__", "step", "__annotations__"}
+"""What a subclass may define and still compute as its base does, if its `step` is the base's."""
 
-def describe(optimizer: Optimizer) -> tuple[str, list[Settings]]:
-    """The class and the settings of each group as plain data; an error if it cannot be cut."""
+Scalars = list[dict[str, float]]
+"""For each parameter of a chunk, the numbers of its state that are not one per element.
+
+A parameter with any state has the number `EXISTS` too; one that has never taken part has none.
+"""
+
+EXISTS = ""
+
+
+def server_class(optimizer: Optimizer) -> str:
+    """The class that servers run in an optimizer's place; empty when it cannot be cut."""
     kind = type(optimizer)
-    if ELEMENTWISE.get(kind.__name__) is not kind:
-        problem = f"{kind.__name__} is not known to treat every element of a parameter by itself."
-        fix = f"write server:update=worker, or one of {', '.join(ELEMENTWISE)}."
-        raise SpecError("architecture server, update=server", problem, fix)
-    return kind.__name__, settings_of(optimizer)
+    base = next((c for c in kind.__mro__ if ELEMENTWISE.get(c.__name__) is c), None)
+    if base is None or inspect.unwrap(kind.step) is not inspect.unwrap(base.step):
+        return ""
+    own = {name for c in kind.__mro__[: kind.__mro__.index(base)] for name in vars(c)}
+    differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
+    return base.__name__ if own <= HARMLESS and not differentiable else ""
 
 
 def settings_of(optimizer: Optimizer) -> list[Settings]:
@@ -59,15 +78,35 @@ def _is_sent(name: str, value: Any) -> bool:
 def _plain(value: Any) -> Setting:
     if isinstance(value, Tensor):
         return float(value)
-    return [_number(part) for part in value] if isinstance(value, (list, tuple)) else value
+    return [float(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def _number(value: Any) -> float:
-    return float(value)
+class _Part:
+    """Some parameters of a chunk that have always taken part in the same steps."""
+
+    def __init__(self, elements: slice, parameter: Tensor, optimizer: Optimizer) -> None:
+        self.elements, self.parameter, self.optimizer = elements, parameter, optimizer
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.optimizer.state.get(self.parameter, {})
+        return state
+
+
+class _Chunk:
+    """The weights of a chunk, where its parameters lie in it, and its optimizers."""
+
+    def __init__(self, weights: Tensor, group: int, ranges: Sequence[slice]) -> None:
+        self.weights, self.group, self.ranges = weights, group, list(ranges)
+        self.parts: list[_Part] = []
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.parts) > 1
 
 
 class ChunkOptimizers:
-    """One torch optimizer per chunk, all of one class."""
+    """torch optimizers for each chunk, all of one class."""
 
     def __init__(self, kind: str, groups: Sequence[Settings]) -> None:
         self._class, self._fused = ELEMENTWISE[kind], kind in FUSED
@@ -75,17 +114,12 @@ class ChunkOptimizers:
         # arithmetic; callers run under no_grad.
         self._step: Callable[[Optimizer], object] = inspect.unwrap(self._class.step)
         self._groups = [_arguments(group) for group in groups]
-        self._chunks: dict[int, tuple[Optimizer, Tensor, int]] = {}
+        self._chunks: dict[int, _Chunk] = {}
 
-    def add(self, chunk: int, weights: Tensor, group: int) -> None:
-        """Serve this chunk: its weights are updated in place."""
-        parameter = torch.nn.Parameter(weights)
-        known = inspect.signature(self._class).parameters
-        settings = {k: v for k, v in self._groups[group].items() if k in known}
-        if self._fused and weights.dtype in EXACTLY_FUSED:
-            settings["fused"] = True
-        optimizer = self._class([parameter], **settings)
-        self._chunks[chunk] = optimizer, parameter, group
+    def add(self, chunk: int, weights: Tensor, group: int, ranges: Sequence[slice]) -> None:
+        """Serve this chunk: its weights are updated in place. `ranges`: where parameters lie."""
+        self._chunks[chunk] = one = _Chunk(weights, group, ranges)
+        one.parts = [self._part(one, slice(0, weights.numel()))]
 
     def apply(
         self,
@@ -95,48 +129,63 @@ class ChunkOptimizers:
         spared: Sequence[slice] = (),
     ) -> None:
         """Make one step on a chunk; the elements in `spared` and their state stay as they are."""
-        optimizer, parameter, group = self._chunks[chunk]
-        optimizer.param_groups[0].update(_arguments(groups[group]))
-        parameter.grad = gradient
-        if spared:
-            self._step_sparing(optimizer, parameter, spared)
-        else:
-            self._step(optimizer)
-        parameter.grad = None
+        one = self._chunks[chunk]
+        if spared and not one.is_split:
+            self._split(one)
+        settings = _arguments(groups[one.group])
+        for part in one.parts:
+            if one.is_split and any(part.elements.start == s.start for s in spared):
+                continue
+            part.optimizer.param_groups[0].update(settings)
+            part.parameter.grad = gradient[part.elements]
+            self._step(part.optimizer)
+            part.parameter.grad = None
 
-    def _step_sparing(
-        self, optimizer: Optimizer, parameter: Tensor, spared: Sequence[slice]
-    ) -> None:
-        """As torch does for parameters without a gradient, here for parts of a chunk."""
-        before = {"": parameter.detach().clone()}
-        held = optimizer.state.get(parameter, {})
-        before |= {
-            name: values.clone()
-            for name, values in held.items()
-            if is_elementwise_state(values, parameter.numel())
-        }
-        self._step(optimizer)
-        after = {"": parameter.detach(), **optimizer.state.get(parameter, {})}
-        for name, values in before.items():
-            for part in spared:
-                after[name][part] = values[part]
+    def state(self, chunk: int) -> tuple[dict[str, Tensor], Scalars]:
+        """The state of a chunk: tensors of its length, and each parameter's other numbers."""
+        one = self._chunks[chunk]
+        tensors: dict[str, Tensor] = {}
+        by_part: Scalars = []
+        for part in one.parts:
+            by_part.append({EXISTS: 1.0} if part.state else {})
+            for name, value in part.state.items():
+                if is_elementwise_state(value, part.parameter.numel()):
+                    whole = tensors.setdefault(name, torch.zeros_like(one.weights))
+                    whole[part.elements] = value
+                elif value is not None:
+                    by_part[-1][name] = float(value)
+        return tensors, by_part if one.is_split else by_part * len(one.ranges)
 
-    def state(self, chunk: int) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """The state of a chunk: tensors of its length, and scalars."""
-        optimizer, parameter, _ = self._chunks[chunk]
-        state = optimizer.state.get(parameter, {})
-        tensors = {k: v for k, v in state.items() if is_elementwise_state(v, parameter.numel())}
-        scalars = {k: float(v) for k, v in state.items() if k not in tensors and v is not None}
-        return tensors, scalars
+    def set_state(self, chunk: int, tensors: Mapping[str, Tensor], scalars: Scalars) -> None:
+        one = self._chunks[chunk]
+        if any(numbers != scalars[0] for numbers in scalars):
+            self._split(one)
+        for number, part in enumerate(one.parts):
+            numbers = scalars[number]
+            state: dict[str, Any] = {n: v[part.elements].clone() for n, v in tensors.items()}
+            state |= {n: torch.tensor(value) for n, value in numbers.items() if n != EXISTS}
+            part.optimizer.state.pop(part.parameter, None)
+            if EXISTS in numbers:
+                part.optimizer.state[part.parameter] = state
 
-    def set_state(
-        self, chunk: int, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]
-    ) -> None:
-        optimizer, parameter, _ = self._chunks[chunk]
-        state: dict[str, Any] = {name: values.clone() for name, values in tensors.items()}
-        state |= {name: torch.tensor(value) for name, value in scalars.items()}
-        if state:
-            optimizer.state[parameter] = state
+    def _split(self, one: _Chunk) -> None:
+        """From here on each parameter of a chunk has an optimizer of its own."""
+        (whole,) = one.parts
+        one.parts = [self._part(one, elements) for elements in one.ranges]
+        for part in one.parts:
+            for name, value in whole.state.items():
+                elementwise = is_elementwise_state(value, whole.parameter.numel())
+                held = value[part.elements] if elementwise else value
+                copied = held.clone() if isinstance(held, Tensor) else held
+                part.optimizer.state[part.parameter][name] = copied
+
+    def _part(self, one: _Chunk, elements: slice) -> _Part:
+        parameter = torch.nn.Parameter(one.weights[elements])
+        known = inspect.signature(self._class).parameters
+        settings = {k: v for k, v in self._groups[one.group].items() if k in known}
+        if self._fused and parameter.dtype in EXACTLY_FUSED:
+            settings["fused"] = True
+        return _Part(elements, parameter, self._class([parameter], **settings))
 
 
 def is_elementwise_state(value: Any, elements: int) -> bool:

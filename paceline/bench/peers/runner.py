@@ -50,7 +50,7 @@ def run(
     path: Path,
     *,
     python: str = sys.executable,
-    output: Output = lambda name, line: None,
+    output: Output = lambda member, stream, content: None,
     tick: Callable[[], None] = lambda: None,
 ) -> RunFolder:
     """Train `experiment` with `peer` and leave its record in `path`, which must not exist.
@@ -80,7 +80,13 @@ def run(
             commands = [_horovodrun(commands[0], python, experiment.cluster.workers)]
         status = "failed"
         try:
-            supervise(commands, output=output, tick=tick, deadline_seconds=DEADLINE_SECONDS)
+            supervise(
+                commands,
+                output=output,
+                tick=tick,
+                deadline_seconds=DEADLINE_SECONDS,
+                logs=folder.path / "logs",
+            )
             status = "finished"
         finally:
             _summarise(folder, peer, status)

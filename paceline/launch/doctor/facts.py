@@ -50,6 +50,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Compute threads it would use."""
 
     local_members: int
+    load: float | None = None
+    """Threads that ran or waited for a core in the last minute, on average, members not yet
+    counted; None where the kernel does not say."""
+
     shared_memory_bytes: int | None
     """Size of /dev/shm; None where there is none."""
 
@@ -91,6 +95,7 @@ def gather(
         host_cores=os.cpu_count() or cores,
         threads=_threads(environ, cores),
         local_members=identity.local_members,
+        load=_load(),
         shared_memory_bytes=size,
         shared_memory_free_bytes=free,
         ports=_ports(),
@@ -117,6 +122,13 @@ def _threads(environ: Mapping[str, str], cores: int) -> int:
     """OpenMP's number, which may be a list, one per level of nesting; without it, all cores."""
     first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdigit() else cores
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
 
 
 def _shared_memory(path: Path) -> tuple[int | None, int | None]:

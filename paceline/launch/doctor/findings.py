@@ -20,6 +20,9 @@ from paceline.units import format_bytes, format_seconds
 CLOCK_SECONDS = 0.1
 """Above it the members' records cannot be laid side by side without correction."""
 
+BUSY_FRACTION = 0.75
+"""Above this load for each core a machine has nothing left for a job."""
+
 SLOW_LINK_FRACTION = 0.2
 """A pair below this share of the median bandwidth is worth a line."""
 
@@ -206,6 +209,22 @@ def too_many_threads(examination: Examination, needs: Needs) -> Iterator[Finding
         )
 
 
+def busy_machine(examination: Examination, needs: Needs) -> Iterator[Finding]:
+    """Cores that somebody else uses are not there for the job."""
+    for facts in _one_per_host(examination):
+        if facts.load is None or facts.load <= BUSY_FRACTION * facts.host_cores:
+            continue
+        yield Finding(
+            kind="busy-machine",
+            severity="warning",
+            members=[facts.member],
+            problem=f"{facts.host} is busy already: {facts.load:.1f} threads want its "
+            f"{facts.host_cores} core{'s' if facts.host_cores > 1 else ''}, and the job would be "
+            "slowed by them.",
+            fix="wait until they are done, or end them; `uptime` shows the load.",
+        )
+
+
 def tunnel_rights(examination: Examination, needs: Needs) -> Iterator[Finding]:
     for facts in _one_per_host(examination):
         if facts.missing_rights:
@@ -261,6 +280,7 @@ CHECKS: tuple[Check, ...] = (
     container_engine,
     clock_off,
     too_many_threads,
+    busy_machine,
     slow_pair,
     tunnel_rights,
 )

@@ -144,6 +144,13 @@ PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
         "apptainer cannot be used on node0; there is: podman",
         "install and start apptainer",
     ),
+    "busy-machine": (
+        examination({1: {"load": 14.0}}),
+        Needs(),
+        "warning",
+        "node1 is busy already: 14.0 threads want its 8 cores",
+        "uptime",
+    ),
     "slow-link": (
         examination(
             pairs={

@@ -9,7 +9,8 @@ PORT = 7718
 
 
 def kinds(answer: dict[str, Any]) -> set[str]:
-    return {finding["kind"] for finding in answer["findings"]}
+    # Whether the machine that runs the tests is busy is nothing they plant.
+    return {finding["kind"] for finding in answer["findings"]} - {"busy-machine"}
 
 
 def test_healthy_hosts(hosts: Any) -> None:

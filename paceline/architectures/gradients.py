@@ -1,0 +1,193 @@
+"""Where an exchange meets autograd: every gradient is seen as it is made, and none is missed.
+
+Hooks on the trained tensors themselves, not on a model's forward pass: it does not matter how a
+script calls its model, or whether the loss passes through it at all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from paceline.architectures.base import Context
+from paceline.errors import ExchangeError, SpecError
+
+
+class Sink(Protocol):
+    """Who is told of gradients."""
+
+    def made(self, index: int) -> None:
+        """The gradient of a tensor is in its `grad`; called inside backward."""
+
+    def pass_over(self) -> None:
+        """A backward pass that made gradients outside `no_sync` has ended."""
+
+
+class GradientTap:
+    """Hooks on a list of tensors; told again when the list changes.
+
+    A script may have hooks on its tensors too, and these must find what they would alone: the
+    gradient of the whole batch. Such a tensor's gradient is averaged by itself before they run;
+    that it is averaged once more with the rest changes nothing.
+    """
+
+    def __init__(self, sink: Sink, context: Context, *, averages: bool) -> None:
+        """`averages`: not where each worker's gradient is its own."""
+        self._sink, self._clock = sink, context.clock
+        self._context, self._averages = context, averages
+        self._handles: list[RemovableHandle] = []
+        self._tensors: list[Tensor] = []
+        self._averaged: set[int] = set()
+        """Numbers of the tensors that a hook of the script's finds averaged."""
+        self._paused = self._in_pass = False
+
+    def attach(self, tensors: Sequence[Tensor]) -> None:
+        """Watch these tensors, and no others."""
+        self.remove()
+        self._tensors, self._handles = list(tensors), []
+        self._averaged.clear()
+        for index, tensor in enumerate(tensors):
+            if self._averages and _has_foreign(tensor._backward_hooks):
+                self._averaged.add(index)
+                self._handles.append(self._average_first(index, tensor))
+            self._handles.append(self._tap(index, tensor))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients made inside stay where they are."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _average_first(self, index: int, tensor: Tensor) -> RemovableHandle:
+        """Before the script's hooks; Paceline's other ones, which scale, come after them."""
+
+        def average(gradient: Tensor) -> Tensor:
+            return self._average(index, gradient * self._context.weight())
+
+        hooks: Any = tensor._backward_hooks
+        before = sorted(hooks.items(), key=lambda pair: not is_foreign(pair[1]))
+        handle: RemovableHandle = tensor.register_hook(average)
+        for key, hook in before:
+            del hooks[key]
+            hooks[key] = hook
+        return handle
+
+    def _tap(self, index: int, tensor: Tensor) -> RemovableHandle:
+        before = dict(tensor._post_accumulate_grad_hooks or {})
+
+        def made(tensor: Tensor) -> None:
+            self._clock.ready()
+            if len(hooks) > 1 and _has_foreign(hooks):
+                self._stand_back(index, tensor)
+            elif not self._paused:
+                self._begin_pass()
+                self._sink.made(index)
+
+        handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(made)
+        hooks: dict[int, Any] = tensor._post_accumulate_grad_hooks
+        for key, hook in before.items():  # the script's own come after ours
+            del hooks[key]
+            hooks[key] = hook
+        return handle
+
+    def _stand_back(self, index: int, tensor: Tensor) -> None:
+        """The script's hooks come next: what they leave is exchanged when the pass is over."""
+        gradient = tensor.grad
+        if self._averages and gradient is not None:
+            with torch.no_grad():
+                tensor.grad = self._average(index, gradient)
+        if not self._paused:
+            self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        if not self._in_pass:
+            # As torch's own reducer does: when backward() returns, the exchange is done.
+            self._in_pass = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._pass_over)
+
+    def _pass_over(self) -> None:
+        self._in_pass = False
+        if self._averages:
+            self._refuse_late_hooks()
+        self._sink.pass_over()
+
+    def _refuse_late_hooks(self) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            hooked = [i for i, tensor in enumerate(self._tensors) if tensor._backward_hooks]
+            late = set(hooked) - self._averaged
+            if any(_has_foreign(self._tensors[index]._backward_hooks) for index in late):
+                problem = "a hook on a trained tensor was registered after distribute."
+                fix = "register it before: then it gets the gradient of the whole batch."
+                raise SpecError("register_hook", problem, fix)
+
+    def _average(self, index: int, gradient: Tensor) -> Tensor:
+        """The mean over the workers, who must all be at the same tensor."""
+        plain = gradient.detach().as_subclass(Tensor)
+        told = torch.cat([plain.flatten(), plain.new_tensor([float(index % MANY)])])
+        mean = self._context.mean(told)
+        if float(mean[-1]) != index % MANY:
+            raise ExchangeError(
+                "a hook on a trained tensor runs on some workers only, or in another order: every "
+                "worker must use the same tensors where the script has hooks on them."
+            )
+        return mean[:-1].view(plain.shape)
+
+
+MANY = 256
+"""Numbers below it are exact in any type of gradient."""
+
+
+def is_foreign(hook: Any) -> bool:
+    """It is the script's or another library's, not Paceline's."""
+    return not str(getattr(hook, "__module__", "")).startswith("paceline.")
+
+
+def _has_foreign(hooks: dict[int, Any] | None) -> bool:
+    return hooks is not None and any(map(is_foreign, hooks.values()))
+
+
+def with_mean_loss(
+    closure: Callable[[], Any], after: Callable[[], None], mean: Callable[[Tensor], Tensor]
+) -> Callable[[], Any]:
+    """Optimizers that ask for the loss (LBFGS) must hear the same one on every worker.
+
+    `after` is called when the closure has made its gradients.
+    """
+
+    def evaluate() -> Any:
+        loss = closure()
+        after()
+        value = loss if isinstance(loss, Tensor) else torch.tensor(float(loss))
+        return mean(value.detach())
+
+    return evaluate
+
+
+StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def with_closure(
+    wrap: Callable[[Callable[[], Any]], Callable[[], Any]],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> StepArguments | None:
+    """The arguments of `optimizer.step(closure)` with the closure wrapped; None without one.
+
+    `arguments` are those a hook before the step gets: the optimizer itself comes first.
+    """
+    if callable(named.get("closure")):
+        return arguments, {**named, "closure": wrap(named["closure"])}
+    if len(arguments) > 1 and callable(arguments[1]):
+        return (arguments[0], wrap(arguments[1]), *arguments[2:]), named
+    return None

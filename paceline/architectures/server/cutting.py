@@ -1,0 +1,70 @@
+"""Cuts a step's gradients into chunks, and hands each to the exchange when it is complete."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paceline.architectures.server.exchange import WorkerSide
+from paceline.architectures.server.memory import Piece, as_run, pieces_of
+from paceline.errors import ExchangeError
+from paceline.protocol import Layout, Ready
+
+
+class Cutter:
+    """How far the gradients of one step have come."""
+
+    def __init__(
+        self, names: Sequence[str], tensors: Sequence[Tensor], layout: Layout, worker: WorkerSide
+    ) -> None:
+        self._names, self._tensors = names, tensors
+        self._layout, self._worker = layout, worker
+        self._chunks_of: list[list[int]] = [[] for _ in tensors]
+        for chunk in layout.chunks:
+            for index in chunk.parameters:
+                self._chunks_of[index].append(chunk.index)
+        self._begin()
+
+    def chunks_of(self, index: int) -> list[int]:
+        """The chunks that hold parts of a tensor."""
+        return self._chunks_of[index]
+
+    def take(self, index: int, gradient: Tensor, *, hold: bool = False, mean: bool = False) -> None:
+        """The gradient of a tensor is made: submit the chunks that it completes."""
+        if gradient.is_sparse:
+            raise ExchangeError(f"{self._names[index]} has a sparse gradient; chunks are dense.")
+        self.made.add(index)
+        self._runs[index] = as_run(gradient, self._tensors[index])
+        complete = []
+        for chunk in self._chunks_of[index]:
+            self._open[chunk] -= 1
+            if self._open[chunk] == 0:
+                complete.append(chunk)
+        self._submit(complete, hold, mean)
+        if len(complete) == len(self._chunks_of[index]):
+            del self._runs[index]
+
+    def finish(self, *, hold: bool = False, mean: bool = False) -> None:
+        """Submit the chunks that lack a gradient; the next step may begin."""
+        self._submit([c for c, parts in enumerate(self._open) if parts > 0], hold, mean)
+        self._begin()
+
+    def has_submitted(self, index: int) -> bool:
+        """Some of a tensor's chunks are already on their way in this step."""
+        return bool(self.made) and any(self._open[c] == 0 for c in self._chunks_of[index])
+
+    def _begin(self) -> None:
+        self.made: set[int] = set()
+        """Tensors whose gradients were taken in this step."""
+        self._runs: dict[int, Tensor] = {}
+        self._open = [len(chunk.parameters) for chunk in self._layout.chunks]
+
+    def _submit(self, chunks: Sequence[int], hold: bool, mean: bool) -> None:
+        ready: list[tuple[Ready, list[Piece]]] = []
+        for chunk in chunks:
+            facts = self._layout.chunks[chunk]
+            pieces = pieces_of(facts, self._layout, self._runs)
+            absent = tuple(index for index in facts.parameters if index not in self._runs)
+            event = Ready(chunk, empty=not pieces, absent=absent, hold=hold, mean=mean)
+            ready.append((event, pieces))
+        if ready:
+            self._worker.submit(ready)

@@ -1,0 +1,88 @@
+"""One exchange, open: what a worker needs of it, and the main function of a server member.
+
+What is exchanged is fixed while it is open. A script that trains something else later opens the
+next one: each is a *generation*, with notes of its own in the store.
+"""
+
+import itertools
+from dataclasses import replace
+
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.server import setup
+from paceline.architectures.server.cutting import Cutter
+from paceline.architectures.server.meeting import Meeting
+from paceline.architectures.server.plan import Exchanged
+
+CLOSING_SECONDS = 5.0
+"""How long a worker that failed goes on serving the others."""
+
+
+class Exchange:
+    """Tensors in, weights or mean gradients out, chunk by chunk; knows nothing of autograd."""
+
+    def __init__(
+        self, options: spec.Server, context: Context, exchanged: Exchanged, generation: int = 0
+    ) -> None:
+        self.exchanged, self._context, self._generation = exchanged, context, generation
+        self._member = setup.set_up_worker(options, _of(context, generation), exchanged)
+        self.worker, self.held = self._member.worker, self._member.held
+        self.layout, self.meeting = self._member.plan.layout, self._member.meeting
+        self.is_shared = self._member.plan.shared
+        self.leads = context.identity.rank == 0
+        self.cutter = Cutter(exchanged.names, exchanged.tensors, self.layout, self.worker)
+
+    def view(self, index: int) -> Tensor:
+        """What has come for a tensor, in its shape."""
+        return self.held.parameter(index, self.exchanged.tensors[index])
+
+    def means(self, *, copied: bool) -> tuple[float, list[Tensor | None]]:
+        """Wait for the mean gradients of all that was put in: seconds waited, and the means.
+
+        None where nobody had a gradient. Where not `copied` they hold until the next are put in.
+        """
+        self.cutter.finish(mean=True)
+        waited = self.worker.wait_all()
+        absent, count = self.worker.take_absent(), len(self.exchanged.tensors)
+        views = [None if index in absent else self.view(index) for index in range(count)]
+        if copied or self.is_shared:
+            return waited, [None if view is None else view.clone() for view in views]
+        return waited, views
+
+    def counters(self) -> dict[str, object]:
+        return self._member.counters()
+
+    def close(self, *, failed: bool, again: bool = False) -> None:
+        """`again`: the next generation follows."""
+        if self.leads:
+            Meeting(self._context).leave(f"again/{self._generation}", again)
+        failed = failed or self.worker.failure is not None
+        self._member.close(CLOSING_SECONDS if failed else self._context.deadline_seconds)
+
+
+def serve(options: spec.Server, context: Context) -> dict[str, object]:
+    """The main function of a server member: one generation after the other."""
+    counters: dict[str, object] = {}
+    for generation in itertools.count():
+        member = setup.set_up_server(options, _of(context, generation))
+        if member is None:
+            context.note(f"{context.identity.name} has no share: the workers serve by themselves.")
+            return {}
+        try:
+            member.serve()
+            counters.update(member.counters())
+        finally:
+            member.close(0.0)
+        if not Meeting(context).read(f"again/{generation}", bool, "worker0"):
+            break
+    return counters
+
+
+def _of(context: Context, generation: int) -> Context:
+    """The same surroundings, with a part of the store for this generation."""
+    if context.store is None:
+        return context
+    return replace(context, store=PrefixStore(f"generation{generation}", context.store))

@@ -1,0 +1,267 @@
+"""Gradients that leave as they are made, while servers hold the weights: both kinds of server.
+
+From one `optimizer.step()` to the next: the first gradient of a backward pass sends the settings of
+the optimizer ahead, each gradient leaves and a stand-in takes its place, and `step` closes it.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.architectures.base import Context
+from paceline.architectures.server import control
+from paceline.architectures.server.held import HeldGradient
+from paceline.architectures.server.opening import Exchange
+from paceline.architectures.server.optimizer import Owner, make_remote
+from paceline.architectures.server.setup import write_tensors
+from paceline.architectures.server.state import pull_state, push_state
+from paceline.architectures.server.updates import settings_of
+from paceline.architectures.server.weights import ServedWeights
+from paceline.errors import ExchangeError, SpecError
+
+
+class Streaming:
+    """One exchange whose weights and optimizer are with the servers."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        context: Context,
+        optimizer: Optimizer,
+        owner: Owner,
+        *,
+        steps: int,
+        holds: bool,
+        way_out: str,
+        before_write: Callable[[], None],
+    ) -> None:
+        """`holds`: servers wait for `step`. `way_out`: what to do for a script that needs more."""
+        self._exchange, self._context, self._optimizer = exchange, context, optimizer
+        self._worker, self._cutter = exchange.worker, exchange.cutter
+        self._holds, self._way_out = holds, way_out
+        self.tensors = exchange.exchanged.tensors
+        self.steps = steps
+        self._sent_settings: list[control.Settings] = []
+        self._scales: dict[int, float] = {}
+        """What clipping multiplies each tensor's gradient by, in this step."""
+        self._norms: list[float] | None = None
+        """Of each tensor's averaged gradient in this step, once asked for."""
+        self.weights = ServedWeights(
+            self.tensors, before_read=self._read, before_write=before_write
+        )
+        self._stand_ins = [
+            HeldGradient(tensor, partial(self._norm, i), partial(self._scale_by, i), way_out)
+            for i, tensor in enumerate(self.tensors)
+        ]
+        self._learned_order = False
+        if optimizer.state and exchange.leads:
+            push_state(optimizer, self.tensors, exchange.layout, self._worker)
+        self.weights.install([exchange.view(index) for index in range(len(self.tensors))])
+        self._owner = owner
+        self._send_away_optimizer()
+
+    def give_back(self) -> None:
+        """The tensors and the optimizer are the script's again, with all that servers knew."""
+        if self._cutter.made:
+            raise ExchangeError(f"weights are changed between backward and step. {self._way_out}")
+        self._waited(self._worker.wait_all())
+        self.weights.give_back()
+        self._restore()
+        pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
+
+    def saved_state(self) -> dict[str, Any]:
+        self.settle()
+        with self._local_optimizer() as optimizer:
+            pull_state(optimizer, self.tensors, self._exchange.layout, self._worker)
+            return optimizer.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Servers take a saved state, worker 0's."""
+        self.settle()
+        with self._local_optimizer() as optimizer:
+            optimizer.load_state_dict(state)
+            if self._exchange.leads:
+                push_state(optimizer, self.tensors, self._exchange.layout, self._worker)
+
+    @contextmanager
+    def _local_optimizer(self) -> Iterator[Optimizer]:
+        """The optimizer as the script made it, for a moment."""
+        self._restore()
+        try:
+            yield self._optimizer
+        finally:
+            self._send_away_optimizer()
+
+    def _send_away_optimizer(self) -> None:
+        for tensor in self.tensors:  # state of tensors that are frozen now stays
+            self._optimizer.state.pop(tensor, None)
+        self._restore = make_remote(self._optimizer, self._owner)
+
+    def settle(self) -> None:
+        self._waited(self._worker.wait_all())
+
+    # Life of one step.
+
+    @property
+    def has_begun(self) -> bool:
+        """Some gradients of this step have left."""
+        return bool(self._cutter.made)
+
+    def begin(self) -> None:
+        """Settings must reach the servers before the gradients they are for."""
+        self._worker.wait_all()  # a weight that nobody read may still be on its way
+        if not self._learned_order and len(self.weights.order) > 1:
+            self._learn_order()
+        self._send_settings()
+
+    def send(self) -> None:
+        """`optimizer.step()` where gradients leave only now: the script keeps its own."""
+        self.begin()
+        for index, tensor in enumerate(self.tensors):
+            if tensor.grad is not None:
+                self._cutter.take(index, tensor.grad.detach().as_subclass(Tensor).clone())
+        self._cutter.finish()
+        self._close()
+
+    def take(self, index: int) -> None:
+        """The gradient of a tensor is made."""
+        tensor = self.tensors[index]
+        if index in self._cutter.made:
+            raise ExchangeError(
+                f"{self._exchange.exchanged.names[index]} got a second gradient before "
+                "optimizer.step(): run all but the last backward of a step inside "
+                f"paceline.no_sync(). If the step was skipped on purpose: {self._way_out}"
+            )
+        if not self._cutter.made:
+            self.begin()
+        gradient, tensor.grad = tensor.grad, self._stand_ins[index]
+        assert gradient is not None
+        self._cutter.take(index, gradient, hold=self._holds)
+
+    def step(self) -> None:
+        """`optimizer.step()`: all gradients are made."""
+        self._check_gradients()
+        for index, tensor in enumerate(self.tensors):
+            left = tensor.grad is not None and tensor.grad is not self._stand_ins[index]
+            if left:  # what no_sync gathered, or the script put there
+                self.take(index)
+        if self._norms is None:  # else the norm that was asked for has closed it
+            if not self._cutter.made:
+                self.begin()
+            self._cutter.finish(hold=self._holds)
+        if self._holds:
+            self._send_settings()
+            self._worker.commit(self.steps, self._common_scale())
+        elif settings_of(self._optimizer) != self._sent_settings:
+            problem = "a setting of the optimizer changed between backward and step."
+            fix = f"change it before backward or after the step, as schedulers do. {self._way_out}"
+            raise SpecError("optimizer", problem, fix)
+        self._close()
+
+    def _close(self) -> None:
+        self._norms, self.steps = None, self.steps + 1
+        self._scales.clear()
+        if _has_compiled_code():  # a compiled graph cannot stop where it needs a weight
+            self.settle()
+
+    def _check_gradients(self) -> None:
+        """What has left must still be what the script wants to step with."""
+        made = self._cutter.made
+        held = [t.grad is self._stand_ins[i] for i, t in enumerate(self.tensors)]
+        if any(not held[index] for index in made):
+            raise ExchangeError(
+                "gradients were cleared or replaced between backward and optimizer.step(), and "
+                f"have gone to the servers. {self._way_out}"
+            )
+        if not made and self._norms is None and any(held):
+            raise ExchangeError(
+                "optimizer.step() was called again without new gradients, which have gone to the "
+                f"servers. {self._way_out}"
+            )
+
+    def _send_settings(self) -> None:
+        settings = settings_of(self._optimizer)
+        if settings != self._sent_settings:
+            self._sent_settings = settings
+            self._worker.send_to_all(control.Hyper(self._context.identity.rank, settings))
+
+    def _learn_order(self) -> None:
+        """Tell the exchange in which order a forward pass used the weights; the rest come first."""
+        unseen = [i for i in range(len(self.tensors)) if i not in self.weights.order]
+        order = {index: place for place, index in enumerate([*unseen, *self.weights.order])}
+        chunks = self._exchange.layout.chunks
+        self._worker.reorder([min(order[i] for i in chunk.parameters) for chunk in chunks])
+        self._learned_order = True
+
+    def _read(self, index: int) -> None:
+        """A tensor is about to be read."""
+        if self._worker.idle:
+            return
+        # A layer recomputed inside backward has not submitted its own chunks yet.
+        if self._cutter.has_submitted(index):
+            raise ExchangeError(
+                "weights are read between backward and optimizer.step(), when some are new and "
+                "some old: run all but the last backward of a step inside paceline.no_sync(), and "
+                f"look at weights after the step. {self._way_out}"
+            )
+        self._waited(self._worker.wait(self._cutter.chunks_of(index)))
+
+    # Clipping.
+
+    def _norm(self, index: int) -> float:
+        """A tensor's `grad` is asked for its norm: the step is complete, and held."""
+        if not self._holds:
+            problem = "used for the first time in this step, and gone to the servers already."
+            raise SpecError("gradients", problem, self._way_out)
+        if self._norms is None:
+            self._cutter.finish(hold=True)
+            began = time.monotonic()
+            squared_norms = self._worker.squared_norms(self.steps)
+            self._norms = [math.sqrt(squared) for squared in squared_norms]
+            self._waited(time.monotonic() - began)
+        return self._norms[index]
+
+    def _scale_by(self, index: int, factor: float) -> None:
+        if not self._holds:
+            self._norm(index)
+        self._scales[index] = self._scales.get(index, 1.0) * factor
+
+    def _common_scale(self) -> float:
+        factors = set(self._scales.values()) or {1.0}
+        if len(factors) > 1:
+            problem = "parameters were clipped apart, by different factors."
+            raise SpecError("clip_grad_norm_", problem, f"clip all together. {self._way_out}")
+        return factors.pop()
+
+    def _waited(self, seconds: float) -> None:
+        if seconds > 0:
+            self._context.clock.charge("exchange_exposed", seconds)
+
+
+def assign_weights(exchange: Exchange) -> None:
+    """The workers' weights, equal on all, become the servers'."""
+    tensors = exchange.exchanged.tensors
+    if exchange.leads or not exchange.is_shared:
+        write_tensors(tensors, exchange.held)
+    if exchange.leads and not exchange.is_shared:
+        for chunk in range(len(exchange.layout.chunks)):
+            exchange.worker.assign(chunk, exchange.held.chunk(chunk))
+
+
+def push_weights(exchange: Exchange) -> None:
+    """Worker 0's weights, as they lie in the exchange's memory, become the servers'."""
+    for chunk in range(len(exchange.layout.chunks)) if exchange.leads else ():
+        exchange.worker.assign(chunk, exchange.held.chunk(chunk))
+
+
+def _has_compiled_code() -> bool:
+    """Whether torch.compile has been at work in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])

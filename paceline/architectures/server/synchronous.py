@@ -1,0 +1,299 @@
+"""`server` where all workers take a step together: trains as one worker would, any script.
+
+It starts with averaged gradients and the script's own optimizer. When a step has shown that the
+script needs no more than its weights, all workers agree to let gradients leave as they are made and
+servers update (`streaming`). A script that later changes weights, the optimizer's state or what is
+trained gets them back, and is watched once more.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.gradients import (
+    GradientTap,
+    StepArguments,
+    is_foreign,
+    with_closure,
+    with_mean_loss,
+)
+from paceline.architectures.server.opening import Exchange
+from paceline.architectures.server.plan import Exchanged, placement_of, refuse_sparse
+from paceline.architectures.server.setup import share_rest
+from paceline.architectures.server.streaming import Streaming, assign_weights
+from paceline.architectures.server.updates import server_class, settings_of
+from paceline.architectures.server.watching import Style, Watch
+from paceline.architectures.trained import Trained
+from paceline.errors import SpecError
+
+WAY_OUT = "Write server:update=worker: then averaged gradients and the optimizer stay here."
+PATIENCE = 2
+"""So often a script may take its weights back before they stay with the workers for good."""
+
+
+class SynchronousServer:
+    """One worker's side."""
+
+    def __init__(self, options: spec.Server, context: Context) -> None:
+        self._options, self._context = options, context
+        self._tap = GradientTap(self, context, averages=True)
+        self._streaming: Streaming | None = None
+        self._watch = Watch()
+        self._watches = options.update != "worker"
+        self._seen: tuple[Style, str] | None = None
+        self._given: list[Tensor | None] = []
+        self._generation = self._steps = self._decisions = self._returns = self._settled = 0
+        self._exchange: Exchange | None = None
+
+    def distribute(self, trained: Trained) -> None:
+        if placement_of(self._options, self._context.identity) != self._options.placement:
+            self._context.note("no servers were asked for: the workers serve (colocated).")
+        refuse_sparse(trained.model)
+        self._trained = trained
+        self._open()
+        share_rest(self._rest(), self._opened.meeting, self._opened.leads)
+        for optimizer in trained.optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+        trained.optimizers[-1].register_step_post_hook(self._after_step)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._tap.paused()
+
+    def clip(self, max_norm: float) -> Tensor:
+        if self._streaming is None:
+            self._exchange_rest()
+        return torch.nn.utils.clip_grad_norm_(self._opened.exchanged.tensors, max_norm)
+
+    def settle(self) -> None:
+        """Weights are there, and buffers (the statistics of batch norm) are worker 0's."""
+        if self._streaming is not None:
+            self._streaming.settle()
+        buffers = [b for b in self._trained.model.buffers() if b.numel()]
+        share_rest(buffers, self._opened.meeting, self._opened.leads, f"settled{self._settled}")
+        self._settled += 1
+
+    def counters(self) -> dict[str, object]:
+        return self._exchange.counters() if self._exchange is not None else {}
+
+    def close(self, *, failed: bool) -> None:
+        self._tap.remove()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close(failed=failed)
+
+    # What is exchanged.
+
+    @property
+    def _opened(self) -> Exchange:
+        assert self._exchange is not None
+        return self._exchange
+
+    def _open(self) -> None:
+        named, optimizers = self._trained.named, self._trained.optimizers
+        kind = server_class(optimizers[0])
+        self._whole = len(optimizers) == 1 and not self._trained.without_optimizer()
+        """One optimizer updates all that is exchanged."""
+        serves = bool(kind) and self._whole and self._watches
+        group_of = {
+            id(tensor): number
+            for number, group in enumerate(optimizers[0].param_groups)
+            for tensor in group["params"]
+        }
+        exchanged = Exchanged(
+            names=[name for name, _ in named],
+            tensors=[tensor for _, tensor in named],
+            groups=[group_of[id(tensor)] if serves else 0 for _, tensor in named],
+            optimizer=kind if serves else "",
+            settings=settings_of(optimizers[0]) if serves else [],
+        )
+        self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
+        self._is_stale = False
+        """The script trains something else than is exchanged; mended when it steps."""
+        self._given = [None] * len(named)
+        self._steps = 0
+        self._tap.attach(exchanged.tensors)
+
+    def _reopen(self) -> None:
+        """The script trains something else now."""
+        self._opened.close(failed=False, again=True)
+        self._generation += 1
+        self._open()
+        self._context.note("the script trains other tensors than before: exchanged from here on.")
+
+    def _rest(self) -> list[Tensor]:
+        exchanged = {id(tensor) for tensor in self._opened.exchanged.tensors}
+        return [t for t in self._trained.everything() if id(t) not in exchanged and t.numel()]
+
+    # Gradients; called by the tap, inside backward.
+
+    def made(self, index: int) -> None:
+        gradient = self._opened.exchanged.tensors[index].grad
+        assert gradient is not None
+        if self._streaming is not None and not self._streaming.has_begun:
+            self._is_stale = self._is_stale or self._trained.update()
+            if gradient is self._given[index]:  # it was added to: the script never clears it
+                self._take_back()
+                self._watch.refuse_servers("it does not clear gradients after a step")
+        if self._streaming is None:
+            self._opened.cutter.take(index, gradient, mean=True)
+        elif not self._is_stale:
+            self._streaming.take(index)
+
+    def pass_over(self) -> None:
+        """Servers only average: after it every `grad` is the mean."""
+        if self._streaming is not None:
+            return
+        tensors, cutter = self._opened.exchanged.tensors, self._opened.cutter
+        for index, tensor in enumerate(tensors):
+            if index not in cutter.made and tensor.grad is not None:  # accumulated before
+                cutter.take(index, tensor.grad, mean=True)
+        waited, means = self._opened.means(copied=self._watches)
+        self._steps += 1
+        self._context.clock.charge("exchange_exposed", waited)
+        if self._watches:
+            means = self._watch.backward(means, self._settings())
+        self._given = means
+        for tensor, mean in zip(tensors, means, strict=True):
+            tensor.grad = mean
+
+    @torch.no_grad()
+    def _exchange_rest(self) -> None:
+        """Average gradients that are not means yet; all workers find the same to be done."""
+        if self._trained.update():
+            self._reopen()
+        pairs = zip(self._opened.exchanged.tensors, self._given, strict=True)
+        if any(tensor.grad is not None and tensor.grad is not given for tensor, given in pairs):
+            self.pass_over()
+
+    # Around a step of the script's own optimizer.
+
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> StepArguments | None:
+        if self._streaming is not None:
+            return None
+        changed = with_closure(self._averaged, arguments, named)
+        if changed is not None:
+            self._watch.refuse_servers("it gives the optimizer a closure")
+            return changed
+        self._look()
+        return None
+
+    def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        return with_mean_loss(closure, self._look, self._context.mean)
+
+    def _look(self) -> None:
+        """All gradients of a step are there; what the watch has seen until here counts."""
+        self._exchange_rest()
+        if self._watches and self._watch.is_on:
+            gradients = [tensor.grad for tensor in self._opened.exchanged.tensors]
+            self._refuse_what_servers_lack()
+            self._seen = self._watch.style(gradients, self._settings())
+            self._watch.is_on = False
+
+    def _refuse_what_servers_lack(self) -> None:
+        optimizer, exchanged = self._trained.optimizers[0], self._opened.exchanged
+        if not exchanged.optimizer:
+            name = type(optimizer).__name__
+            several = "several optimizers, or tensors without one"
+            self._watch.refuse_servers(f"{name} cannot run on parts" if self._whole else several)
+        if any(is_foreign(hook) for hook in _step_hooks(optimizer)):
+            self._watch.refuse_servers("its optimizer has hooks")
+        if self._returns >= PATIENCE:
+            self._watch.refuse_servers("it changes weights outside the optimizer")
+        if any(_is_viewed(tensor) for tensor in exchanged.tensors):
+            self._watch.refuse_servers("it holds views of its weights")
+
+    def _after_step(self, *_: Any) -> None:
+        if self._streaming is None and self._seen is not None:
+            self._decide(*self._seen)
+            self._seen = None
+
+    def _decide(self, style: Style, why: str) -> None:
+        """All workers take the style that suits the one which needs most."""
+        workers, meeting = self._context.identity.workers, self._opened.meeting
+        key = f"style{self._decisions}"
+        self._decisions += 1
+        told = meeting.gather(key, f"{int(style)} {why}", workers)
+        most = max(told, key=lambda text: int(text.partition(" ")[0]))
+        style, why = Style(int(most[0])), most[2:]
+        if style is not Style.WORKER:
+            self._start_streaming(style, key)
+        elif self._options.update == "server":
+            problem = f"update = server, and this script needs its gradients: {why}."
+            raise SpecError("architecture server", problem, "leave update out, or write worker.")
+        else:
+            self._watches = False
+            self._context.note(f"servers average, workers update: of the script, {why}.")
+
+    def _start_streaming(self, style: Style, key: str) -> None:
+        assign_weights(self._opened)
+        self._streaming = Streaming(
+            self._opened,
+            self._context,
+            self._trained.optimizers[0],
+            self,
+            steps=self._steps,
+            holds=style is Style.HOLD,
+            way_out=WAY_OUT,
+            before_write=self._take_back,
+        )
+        if self._opened.leads:  # others may ask for the weights and the state it has sent
+            self._opened.worker.confirm()
+        self._opened.meeting.gather(f"{key}/assigned", "", self._context.identity.workers)
+
+    def _take_back(self) -> None:
+        """Weights and optimizer are the script's again; it is watched once more."""
+        assert self._streaming is not None
+        self._streaming.give_back()
+        self._steps, self._streaming = self._streaming.steps, None
+        self._returns += 1
+        self._watch, self._seen = Watch(), None
+        self._is_stale = False
+        self._given = [None] * len(self._given)
+
+    def _settings(self) -> Any:
+        return [settings_of(optimizer) for optimizer in self._trained.optimizers]
+
+    # What the optimizer asks for while it is with the servers.
+
+    def step(self) -> bool:
+        assert self._streaming is not None
+        if self._is_stale or (not self._streaming.has_begun and self._trained.update()):
+            self._take_back()
+            self._reopen()
+            self._look()
+            return False
+        self._streaming.step()
+        return True
+
+    def saved_state(self) -> dict[str, Any]:
+        assert self._streaming is not None
+        return self._streaming.saved_state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._take_back()
+        self._trained.optimizers[0].load_state_dict(state)
+
+    def touch_state(self) -> None:
+        self._take_back()
+
+
+def _step_hooks(optimizer: Any) -> list[Any]:
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    common = sys.modules["torch.optim.optimizer"]
+    everywhere = (common._global_optimizer_pre_hooks, common._global_optimizer_post_hooks)
+    return [hook for hooks in (before, after, *everywhere) for hook in hooks.values()]
+
+
+def _is_viewed(tensor: Tensor) -> bool:
+    """Somebody else holds its memory, and would no longer see it change."""
+    alone = 2  # the tensor, and the handle asked here
+    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > alone)

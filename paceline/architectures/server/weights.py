@@ -1,0 +1,247 @@
+"""Weights that live with the servers, as the script sees them: whole whenever they are touched.
+
+A trained tensor keeps being the script's own object, but changes class: whatever torch function
+takes it waits first until its newest values are here, so a layer waits for its own weights only and
+it does not matter who reads them: a forward pass, an average of weights, `state_dict`. Whoever is
+about to write them is told to the owner first, who takes the weights back from the servers. Views
+that a script gets hold of (`p.data`, `p.detach()`) are of a class that does the same.
+"""
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.architectures.mixing import ORIGINAL
+
+DESCRIBING = (
+    *("device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_mkldnn"),
+    *("is_nested", "is_quantized", "is_sparse", "is_sparse_csr", "itemsize", "layout", "name"),
+    *("names", "nbytes", "ndim", "output_nr", "requires_grad", "retains_grad", "shape"),
+    *("_backward_hooks", "_post_accumulate_grad_hooks", "_version"),
+)
+"""Properties that tell of a tensor and not of its values; below, the methods that do."""
+
+ASKING = (
+    *("data_ptr", "dim", "element_size", "get_device", "has_names", "is_complex", "is_contiguous"),
+    *("is_floating_point", "is_pinned", "is_same_size", "is_signed", "ndimension", "nelement"),
+    *("numel", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
+    *("retain_grad", "size", "storage_offset", "stride", "__hash__", "__len__"),
+)
+
+
+def _untouching() -> set[Any]:
+    """Functions that look at a tensor's description and not at its values."""
+    functions: list[Any] = [
+        getattr(Tensor, name).__get__ for name in DESCRIBING if hasattr(Tensor, name)
+    ]
+    functions += [getattr(Tensor, name) for name in ASKING if hasattr(Tensor, name)]
+    functions += [getattr(Tensor, name).__set__ for name in ("grad", "requires_grad")]
+    functions += [torch.is_floating_point, torch.is_complex, torch.numel, torch.is_same_size]
+    functions += [torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like]
+    return set(functions)
+
+
+UNTOUCHING = _untouching()
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+OPERATORS = {
+    f"__i{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+}
+
+
+def writes(function: Any) -> bool:
+    """Whether a torch function changes its first argument."""
+    name = getattr(function, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or name in OPERATORS or function == SET_DATA
+
+
+class ServedWeights:
+    """The tensors of one exchange while servers hold their values."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        before_read: Callable[[int], None],
+        before_write: Callable[[], None],
+    ) -> None:
+        """`before_read` is called with a tensor's number; `before_write` gives up this object."""
+        self.tensors = list(tensors)
+        self._before_read, self._before_write = before_read, before_write
+        self._number = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self._kinds = [type(tensor) for tensor in tensors]
+        self._views: list[Tensor] = []
+        self.order: dict[int, None] = {}
+        """Numbers in the order in which they were first read."""
+
+    def install(self, views: Sequence[Tensor]) -> None:
+        """Let each tensor have the values of its view, and its new class."""
+        self._views = list(views)
+        classes = {kind: self._class_of(kind) for kind in set(self._kinds)}
+        for tensor, view, kind in zip(self.tensors, views, self._kinds, strict=True):
+            tensor.data = view
+            tensor.__class__ = classes[kind]
+
+    def give_back(self) -> None:
+        """Tensors get memory and class of their own again; their values must all be there."""
+        for tensor, kind, view in zip(self.tensors, self._kinds, self._views, strict=True):
+            if id(tensor) in self._number:
+                tensor.__class__ = kind
+                tensor.data = view.clone()
+        self._number.clear()
+
+    @property
+    def is_over(self) -> bool:
+        """The tensors have been given back."""
+        return not self._number
+
+    def read(self, tensor: Tensor) -> None:
+        number = self._number.get(id(tensor))
+        if number is not None:
+            self.order.setdefault(number)
+            self._before_read(number)
+
+    def write(self) -> None:
+        if not self.is_over:
+            self._before_write()
+
+    def alias(self, tensor: Tensor, made: Tensor) -> Tensor:
+        """`made` shares the memory of a tensor: let it be seen when it is used."""
+        seen: View = made.as_subclass(View)
+        seen.of, seen.weights = tensor, self
+        return seen
+
+    def moved(self, view: "View") -> Tensor:
+        """The same part of a tensor that has been given back."""
+        tensor = view.of
+        with torch.no_grad():
+            number = next(n for n, t in enumerate(self.tensors) if t is tensor)
+            offset = view.storage_offset() - self._views[number].storage_offset()
+            return tensor.data.as_strided(view.shape, view.stride(), offset)
+
+    def _class_of(self, kind: type) -> type:
+        facts = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            ORIGINAL: kind,
+            "weights": self,
+        }
+        return types.new_class(kind.__name__, (Served, kind), {}, lambda space: space.update(facts))
+
+
+class Served(Tensor):
+    """Mixed into the class of a tensor whose values the servers hold."""
+
+    weights: ServedWeights
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _touch(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = _plain(self).clone().requires_grad_(self.requires_grad)
+        if issubclass(getattr(type(self), ORIGINAL), torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        kind = getattr(type(self), ORIGINAL)
+        plain = _plain(self)
+        if issubclass(kind, torch.nn.Parameter):
+            return torch.nn.Parameter(plain, self.requires_grad).__reduce_ex__(protocol)
+        return plain.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+
+class View(Tensor):
+    """A view of served weights in the script's hands."""
+
+    of: Tensor
+    weights: ServedWeights
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _touch(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = copied = _plain(self).clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain(self).__reduce_ex__(protocol)
+
+
+def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a torch function on served weights: wait for what it reads, announce what it writes."""
+    if func in UNTOUCHING:
+        return func(*args, **kwargs)
+    target = args[0] if args and writes(func) else kwargs.get("out")
+    written = list(_found(target))
+    for tensor in written:
+        tensor.weights.write()
+    read = list(_found((args, kwargs)))
+    for tensor in read:
+        tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
+    if any(tensor.weights.is_over for tensor in read):
+        args, kwargs = _moved(args), _moved(kwargs)
+    result = func(*args, **kwargs)
+    if written or not read:
+        return result
+    if func is Tensor.numpy:
+        result.flags.writeable = False  # what is written there would be lost
+        return result
+    if isinstance(result, Tensor) and not result.requires_grad:
+        return _aliased(result, read)
+    return result
+
+
+def _aliased(result: Tensor, read: Sequence[Any]) -> Tensor:
+    if type(result) is not Tensor or result.layout != torch.strided:
+        return result
+    memory = result.untyped_storage().data_ptr()
+    for tensor in read:
+        if tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == memory:
+            of = tensor.of if isinstance(tensor, View) else tensor
+            aliased: Tensor = tensor.weights.alias(of, result)
+            return aliased
+    return result
+
+
+def _found(value: Any) -> Iterator[Any]:
+    """The served weights and views among arguments, in lists and dictionaries too."""
+    if isinstance(value, Served | View):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _found(part)
+    elif isinstance(value, dict):
+        yield from _found(list(value.values()))
+
+
+def _moved(value: Any) -> Any:
+    """Arguments with views of weights that have been given back replaced by views of their own."""
+    if isinstance(value, View) and value.weights.is_over:
+        return value.weights.moved(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_moved, value))
+    if isinstance(value, dict):
+        return {name: _moved(part) for name, part in value.items()}
+    return value
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The values as an ordinary tensor, waited for; shares memory."""
+    if isinstance(tensor, Served):
+        tensor.weights.read(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(Tensor)

@@ -1,0 +1,74 @@
+"""What one call of `distribute` trains: found anew at each step, because scripts change it.
+
+A script may unfreeze layers, add groups to an optimizer, or learn a tensor that is no part of any
+module. Whatever wants a gradient and belongs to the model or to one of its optimizers is trained.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from paceline.errors import SpecError
+
+Named = list[tuple[str, Tensor]]
+
+
+class Trained:
+    """A model and the optimizers that train it, as every architecture sees them."""
+
+    def __init__(self, model: torch.nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.model, self.optimizers = model, list(optimizers)
+        self.named: Named = []
+        """The tensors trained at present: the model's in order of definition, then the rest."""
+        self.update()
+        if not self.named:
+            fix = "pass a model with parameters that require gradients."
+            raise SpecError("distribute", "the model has nothing to train.", fix)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for _, tensor in self.named]
+
+    @property
+    def device(self) -> torch.device:
+        return self.named[0][1].device
+
+    def update(self) -> bool:
+        """Look again; True when something else is trained now."""
+        before = [id(tensor) for _, tensor in self.named]
+        with torch._C.DisableTorchFunctionSubclass():
+            named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
+        if [id(tensor) for _, tensor in named] == before:
+            return False
+        self.named = named
+        return True
+
+    def everything(self) -> list[Tensor]:
+        """All numbers a worker starts from: trained or not, and the model's buffers."""
+        return [*(tensor for _, tensor in self._all()), *self.model.buffers()]
+
+    def without_optimizer(self) -> list[str]:
+        """Names of trained tensors that no optimizer updates."""
+        updated = {id(t) for o in self.optimizers for g in o.param_groups for t in g["params"]}
+        return [name for name, tensor in self.named if id(tensor) not in updated]
+
+    def _all(self) -> Iterator[tuple[str, Tensor]]:
+        seen: set[int] = set()
+        for name, tensor in self._listed():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+    def _listed(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            if is_lazy(parameter):
+                fix = "run one batch through the model before paceline.distribute."
+                raise SpecError("distribute", f"{name} has no shape yet.", fix)
+            yield name, parameter
+        for number, optimizer in enumerate(self.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                for index, tensor in enumerate(group["params"]):
+                    yield f"optimizer{number}.group{place}.{index}", tensor

@@ -1,0 +1,212 @@
+"""`paceline predict`: a scaling curve with intervals, without running."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import flags
+
+if TYPE_CHECKING:
+    from paceline import spec
+    from paceline.predict.curve import Curve
+    from paceline.predict.scorecard import Score
+
+SETTINGS = {
+    "epilog": "Example: paceline predict --model resnet50 --device v100 --batch 64 "
+    "--architecture ring --per-host 8 --inside nvlink --link infiniband-edr --workers 1,8,16,64"
+}
+DEFAULT_WORKERS = "1,2,4,8,16,32,64"
+
+
+def command(
+    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or a profiled one.")] = None,
+    data: Annotated[str | None, typer.Option(help="synthetic, imagefolder, …")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
+    architecture: flags.Architecture = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers: 1,2,4,8.")] = "",
+    servers: flags.Servers = None,
+    per_host: Annotated[int, typer.Option(help="Workers, each with a device, per host.")] = 0,
+    link: flags.Link = None,
+    inside: Annotated[str | None, typer.Option(help="Between devices of a host: nvlink.")] = None,
+    device: flags.Device = None,
+    one_device: Annotated[
+        float | None, typer.Option(help="Samples/s of one device alone; scales the profile.")
+    ] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Whose software: paceline, horovod, pytorch-ddp, …")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="A measured run: predict it and show the error.")
+    ] = None,
+    scorecard: Annotated[
+        bool, typer.Option("--scorecard", help="Every prediction that was later measured.")
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="Where the scorecard is kept.")] = Path("runs"),
+    json: flags.Json = False,
+    dry_run: flags.DryRun = False,
+) -> None:
+    """Predict throughput over numbers of workers: what limits, and where more do not help."""
+    from paceline import spec
+    from paceline.cli import console
+    from paceline.predict import curve
+    from paceline.predict import scorecard as scores
+
+    if scorecard:
+        _show_scores(scores.read(runs), json)
+        return
+    if against is not None:
+        _score(against, runs, json)
+        return
+    given = {
+        "model": model,
+        "data": data,
+        "batch": batch,
+        "architecture": architecture,
+        "servers": servers,
+        "link": link,
+        "inside": inside,
+        "device": device,
+        "one_device": one_device,
+        "stack": stack,
+        "engine": "predict",
+    }
+    base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
+    experiment = with_hosts(flags.experiment(base, given), per_host)
+    numbers = parse_workers(workers or DEFAULT_WORKERS)
+    experiment = with_choice(experiment, max(numbers))
+    if dry_run:
+        console.out.print(spec.to_toml(experiment), markup=False)
+        return
+    found = curve.scaling_curve(experiment, numbers)
+    if json:
+        console.print_json(found)
+    else:
+        _show(found)
+
+
+def parse_workers(text: str) -> list[int]:
+    """Numbers of workers from "1,2,4"."""
+    from paceline.errors import SpecError
+
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
+        problem = f'"{text}" is not a list of numbers of workers.'
+        raise SpecError("--workers", problem, "write them with commas: 1,2,4,8.")
+    return [int(part) for part in parts]
+
+
+def with_hosts(experiment: "spec.Experiment", per_host: int) -> "spec.Experiment":
+    """Hosts of so many devices each; what an experiment file writes stays."""
+    from paceline import spec
+
+    if per_host < 1:
+        return experiment
+    host = spec.Host(workers=per_host)
+    hosts = [host]
+    if experiment.num_servers:
+        hosts.append(spec.Host(count=experiment.num_servers, workers=0, servers=1))
+    return spec.replace(experiment, workers=per_host, hosts=tuple(hosts))
+
+
+def with_choice(experiment: "spec.Experiment", workers: int) -> "spec.Experiment":
+    """`auto` is what `advise` would take on as many hosts as the most workers need."""
+    from paceline import spec
+    from paceline.cli import console
+    from paceline.predict.advice import advise
+
+    if not isinstance(experiment.architecture, spec.Auto):
+        return experiment
+    per_host = max((host.workers for host in experiment.cluster.hosts), default=1)
+    ring = spec.replace(experiment, architecture=spec.Ring())
+    first = advise(ring, max(2, workers // max(1, per_host))).ranked[0]
+    console.err.print(f"architecture: {first.architecture}, as `paceline advise` ranks them")
+    chosen = spec.parse_architecture(first.architecture)
+    if isinstance(chosen, spec.Single):
+        chosen = spec.Ring()
+    hosts = experiment.cluster.hosts
+    if first.servers and hosts:
+        hosts += (spec.Host(count=first.servers, workers=0, servers=1),)
+    return spec.replace(experiment, architecture=chosen, servers=first.servers, hosts=hosts)
+
+
+def _show(found: "Curve") -> None:
+    from rich import box
+    from rich.table import Table
+
+    from paceline.cli.console import out
+    from paceline.units import format_seconds
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("workers", "samples/s", "90 % between", "step", "efficiency"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("limited by")
+    for point in found.points:
+        table.add_row(
+            str(point.workers),
+            f"{point.samples_per_second:,.4g}",
+            f"{point.low:,.4g} and {point.high:,.4g}",
+            format_seconds(point.step_seconds),
+            f"{point.efficiency:.0%}",
+            point.limited_by,
+        )
+    out.print(f"{found.architecture}, predicted", style="bold", markup=False)
+    out.print(table)
+    last = found.points[-1]
+    if found.enough_workers < last.workers:
+        text = f"More than {found.enough_workers} workers do not help: {last.limited_by} limit."
+        out.print(text, markup=False)
+
+
+def _score(run: Path, runs: Path, json: bool) -> None:
+    """Predict a measured run, show the error, and keep the pair."""
+    from paceline.cli import console
+    from paceline.cli.runs import open_run
+    from paceline.predict import scorecard
+
+    entry = scorecard.score(open_run(run))
+    scorecard.keep(entry, runs)
+    if json:
+        console.print_json(entry)
+        return
+    console.out.print(f"measured   {entry.measured:,.4g} samples/s")
+    between = f"90 % between {entry.low:,.4g} and {entry.high:,.4g}"
+    console.out.print(f"predicted  {entry.predicted:,.4g} samples/s ({between})")
+    where = "inside" if entry.inside else "outside"
+    console.out.print(f"error      {entry.error_fraction:+.1%}, {where} the interval")
+
+
+def _show_scores(entries: "list[Score]", json: bool) -> None:
+    from statistics import median
+
+    from rich import box
+    from rich.table import Table
+
+    from paceline.cli import console
+
+    errors = [abs(entry.error_fraction) for entry in entries]
+    inside = [entry.inside for entry in entries]
+    if json:
+        console.print_json({"entries": entries, "pairs": len(entries)})
+        return
+    if not entries:
+        console.out.print("no prediction was measured yet: `paceline predict --against RUN`")
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("time", "run", "architecture", "workers", "predicted", "measured", "error"):
+        table.add_column(heading)
+    for entry in entries:
+        mark = "" if entry.inside else " (outside)"
+        table.add_row(
+            entry.time,
+            entry.name,
+            entry.architecture,
+            str(entry.workers),
+            f"{entry.predicted:,.4g}",
+            f"{entry.measured:,.4g}",
+            f"{entry.error_fraction:+.1%}{mark}",
+        )
+    console.out.print(table)
+    text = f"{len(entries)} pairs: median error {median(errors):.1%}, worst {max(errors):.1%}, "
+    console.out.print(f"{text}{sum(inside) / len(inside):.0%} inside their intervals")

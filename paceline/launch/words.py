@@ -1,0 +1,153 @@
+"""What ended members said last, and which of them was the cause.
+
+When one member fails, the others lose a peer and fail too, within moments and with more words. The
+one to name is the first that failed for a reason of its own.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+
+import msgspec
+
+from paceline.errors import MemberError
+
+LAST_LINES = 12
+COMPLAINTS = ("Traceback (most recent call last):", "error: ", "terminate called")
+"""How the last words of a Python, a Paceline and a C++ program begin."""
+
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""What torch puts before each line of a traceback once there is a group."""
+
+ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "no answer within",
+    "use transport=tcp between containers",
+    "failed to recv",
+    "recvValue failed",
+    "sendBytes failed",
+    "client socket has timed out",
+    "Timed out waiting",
+)
+"""What a member says that has lost another one."""
+
+SETTLE_SECONDS = 0.2
+"""After a failure, until every member that failed in the same moment is known to have."""
+
+LEAVE_SECONDS = 2.0
+"""Others may notice that a member leaves before its process has ended."""
+
+ECHO_SECONDS = 3.0
+"""As long as only echoes were heard: the cause may still be on its way out."""
+
+
+class LastWords:
+    """The last lines that a member printed, and when the last complaint among them began."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[str, float]] = deque(maxlen=LAST_LINES)
+        self._complaint: deque[str] = deque(maxlen=LAST_LINES)
+        self._partial: dict[str, bytes] = {"stdout": b"", "stderr": b""}
+        self.complained_at: float | None = None
+
+    def add(self, stream: str, content: bytes, now: float) -> None:
+        *lines, self._partial[stream] = (self._partial[stream] + content).split(b"\n")
+        for line in lines:
+            self._add(stream, line, now)
+
+    def end(self, now: float) -> None:
+        """Take the lines that no line break ended."""
+        for stream, partial in self._partial.items():
+            if partial:
+                self._add(stream, partial, now)
+            self._partial[stream] = b""
+
+    def _add(self, stream: str, line: bytes, now: float) -> None:
+        # A carriage return rewrites a line on a terminal; here only its last state matters.
+        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        text = TORCH_PREFIX.sub("", text)
+        self._lines.append((text, now))
+        if stream != "stderr":
+            return
+        if text.startswith(COMPLAINTS):
+            self._complaint.clear()
+            self.complained_at = now
+        if self.complained_at is not None:
+            self._complaint.append(text)
+
+    @property
+    def lines(self) -> list[str]:
+        return [text for text, _ in self._lines]
+
+    @property
+    def complaint(self) -> list[str]:
+        """The lines from the beginning of the last complaint on; empty without one."""
+        return list(self._complaint)
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How one member ended."""
+
+    name: str
+    status: int
+    """Its exit status; below zero, the signal that ended it."""
+
+    time: float
+    """When it began to fail: its complaint comes before its end, and before others notice."""
+
+    lines: list[str]
+    complaint: list[str]
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it failed because it lost another member."""
+        said = "\n".join(self.complaint or self.lines)
+        return any(words in said for words in ECHOES)
+
+
+def ending(name: str, status: int, ended_at: float, words: LastWords) -> Ending:
+    words.end(ended_at)
+    began = ended_at if words.complained_at is None else min(ended_at, words.complained_at)
+    return Ending(
+        name=name, status=status, time=began, lines=words.lines, complaint=words.complaint
+    )
+
+
+def is_settled(failed: Sequence[Ending], num_running: int, since_seconds: float) -> bool:
+    """Whether it is time to name the cause, `since_seconds` after the first member ended badly."""
+    if num_running == 0:
+        return True
+    patience = ECHO_SECONDS if all(one.is_echo for one in failed) else SETTLE_SECONDS
+    return since_seconds >= patience
+
+
+def first_cause(failed: Iterable[Ending], well: Mapping[str, float]) -> MemberError:
+    """The error that names who failed first, of itself.
+
+    `well` are those that ended well, with their time: a member that lost one of them is no cause,
+    but there is no other to name.
+    """
+    # Of those that failed in one moment, a signal from outside is no answer to anything.
+    cause = min(failed, key=lambda one: (one.is_echo, one.time, one.status >= 0))
+    left = [name for name, time in well.items() if time < cause.time + LEAVE_SECONDS]
+    return MemberError(
+        cause.name,
+        cause.status,
+        cause.lines,
+        sentence=sentence(cause.complaint),
+        without=", ".join(left) if cause.is_echo else "",
+    )
+
+
+def sentence(complaint: Sequence[str]) -> str:
+    """What a PacelineError said, when that is how the member ended; else empty."""
+    for place, line in enumerate(complaint):
+        kind, _, rest = line.partition(": ")
+        if kind == "error" or kind.startswith("paceline.errors."):
+            more = takewhile(lambda text: text.startswith(" "), complaint[place + 1 :])
+            return "\n".join([rest, *more])
+    return ""

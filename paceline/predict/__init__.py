@@ -1,0 +1,1 @@
+"""What would happen, without running it: protocols on a virtual clock, links, device profiles."""

@@ -1,0 +1,221 @@
+"""Which architecture, with which settings, for a goal: every sensible one predicted and ranked.
+
+A budget is a number of hosts. Dedicated servers take hosts of their own out of it, so that they must
+earn what the workers they replace would have brought.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from paceline import spec
+from paceline.predict.answer import Predicted, predict, simulate
+from paceline.predict.outcome import Outcome
+
+Goal = Literal["throughput", "time", "cost"]
+NEAR = 1.10
+"""Candidates within this of the best are predicted with an interval; the others need none."""
+
+COMPRESSION_PAYS = 1.03
+
+
+class Advised(msgspec.Struct, frozen=True, kw_only=True):
+    """One architecture with its settings, and how it would do."""
+
+    architecture: str
+    workers: int
+    servers: int
+    samples_per_second: float
+    low: float
+    high: float
+    limited_by: str
+    trains_like_single: bool
+    seconds: float | None = None
+    """For the samples asked for."""
+
+    cost: float | None = None
+    why: str = ""
+    """Why it is not the first, or what to know about it."""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranking, and what was found out on the way."""
+
+    goal: str
+    ranked: list[Advised]
+    remarks: list[str]
+
+
+def advise(
+    experiment: spec.Experiment,
+    hosts: int,
+    *,
+    goal: Goal = "throughput",
+    num_samples: float = 0.0,
+    host_price_per_hour: float = 0.0,
+) -> Advice:
+    """Rank what fits on `hosts` hosts like the experiment's, the best for `goal` first.
+
+    `time` and `cost` are those of `num_samples`; a cost needs a price.
+    """
+    per_host = max(1, max((host.workers for host in experiment.cluster.hosts), default=1))
+    tried = [(e, simulate(e)) for e in _candidates(experiment, hosts, per_host)]
+    tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal, per_host))
+    best = _merit(tried[0][1], tried[0][0], goal, per_host)
+    near = [pair for pair in tried if _merit(pair[1], pair[0], goal, per_host) * NEAR >= best]
+    kept = near[:6] if len(near) >= 3 else tried[:3]
+    ranked = [_advised(e, predict(e), per_host, num_samples, host_price_per_hour) for e, _ in kept]
+    ranked = [ranked[0], *(_compared(other, ranked[0]) for other in ranked[1:])]
+    return Advice(goal=goal, ranked=ranked, remarks=_remarks(experiment, tried))
+
+
+def _merit(outcome: Outcome, experiment: spec.Experiment, goal: Goal, per_host: int) -> float:
+    """More is better. Every host of the budget costs, used or not; fewer cost less."""
+    if goal != "cost":
+        return outcome.samples_per_second
+    return outcome.samples_per_second / _hosts_used(experiment, per_host)
+
+
+def _hosts_used(experiment: spec.Experiment, per_host: int) -> int:
+    return math.ceil(experiment.cluster.workers / per_host) + experiment.num_servers
+
+
+def _candidates(
+    experiment: spec.Experiment, hosts: int, per_host: int
+) -> Iterator[spec.Experiment]:
+    """Everything worth a simulation on so many hosts."""
+    yield _on(experiment, spec.Single(), 1, 0, 1)
+    workers = hosts * per_host
+    if workers == 1:
+        return
+    yield _on(experiment, spec.Ring(), workers, 0, per_host)
+    yield _on(experiment, spec.Server(placement="colocated"), workers, 0, per_host)
+    if per_host > 1 and hosts > 1:
+        yield _on(experiment, spec.Hybrid(), workers, 0, per_host)
+    for servers in sorted({1, 2, 3, 4, hosts // 4, hosts // 3, hosts // 2}):
+        if not 0 < servers < hosts:
+            continue
+        computing = (hosts - servers) * per_host
+        for mode in ("sync", "async"):
+            kind = spec.Server(mode=mode)
+            yield _on(experiment, kind, computing, servers, per_host)
+        if computing > servers:
+            optimal = spec.Server(placement="optimal")
+            yield _on(experiment, optimal, computing, servers, per_host)
+    for every in (4, 16):
+        yield _on(experiment, spec.Average(every=every), workers, 0, per_host)
+
+
+def _on(
+    experiment: spec.Experiment,
+    kind: spec.Architecture,
+    workers: int,
+    servers: int,
+    per_host: int,
+) -> spec.Experiment:
+    whole, left = divmod(workers, per_host)
+    hosts = [spec.Host(count=whole, workers=per_host)] if whole else []
+    if left:
+        hosts.append(spec.Host(workers=left))
+    if servers:
+        hosts.append(spec.Host(count=servers, workers=0, servers=1))
+    return spec.replace(
+        experiment,
+        architecture=kind,
+        workers=workers,
+        servers=servers,
+        hosts=tuple(hosts),
+        shares=(),
+    )
+
+
+def _advised(
+    experiment: spec.Experiment,
+    found: Predicted,
+    per_host: int,
+    num_samples: float,
+    price_per_hour: float,
+) -> Advised:
+    kind = experiment.architecture
+    differs = isinstance(kind, spec.Average) or (
+        isinstance(kind, spec.Server) and kind.mode != "sync"
+    )
+    seconds = num_samples / found.samples_per_second if num_samples else None
+    cost = None
+    if seconds is not None and price_per_hour:
+        cost = seconds / 3600 * price_per_hour * _hosts_used(experiment, per_host)
+    return Advised(
+        architecture=spec.format_architecture(kind),
+        workers=experiment.cluster.workers,
+        servers=experiment.num_servers,
+        samples_per_second=found.samples_per_second,
+        low=found.low,
+        high=found.high,
+        limited_by=found.limit,
+        trains_like_single=not differs,
+        seconds=seconds,
+        cost=cost,
+        why="its updates are not those of one worker on the whole batch" if differs else "",
+    )
+
+
+def _compared(other: Advised, first: Advised) -> Advised:
+    """Why it stands behind the first."""
+    slower = 1 - other.samples_per_second / first.samples_per_second
+    reasons = [f"{slower:.0%} slower" if slower > 0.005 else "as fast"]
+    if other.workers < first.workers:
+        reasons.append(f"{first.workers - other.workers} fewer workers compute")
+    reasons.append(f"limited by {other.limited_by}")
+    if other.high >= first.low:
+        reasons.append("the intervals overlap: measure both")
+    if other.why:
+        reasons.append(other.why)
+    return msgspec.structs.replace(other, why="; ".join(reasons))
+
+
+def _remarks(
+    experiment: spec.Experiment, tried: list[tuple[spec.Experiment, Outcome]]
+) -> list[str]:
+    return [text for text in (_servers_needed(tried), _compression(tried)) if text]
+
+
+def _servers_needed(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
+    """How many dedicated servers are best, if any are."""
+    dedicated = [
+        (outcome.samples_per_second, e.num_servers)
+        for e, outcome in tried
+        if isinstance(e.architecture, spec.Server)
+        and e.architecture.mode == "sync"
+        and e.architecture.placement == "dedicated"
+    ]
+    if not dedicated:
+        return ""
+    rate, servers = max(dedicated)
+    plural = "server is" if servers == 1 else "servers are"
+    return f"Of dedicated servers {servers} {plural} best here, {rate:.4g} samples/s."
+
+
+def _compression(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
+    """Up to which rate of links 16-bit gradients pay, for the best synchronous server."""
+    served = [
+        (e, outcome)
+        for e, outcome in tried
+        if isinstance(e.architecture, spec.Server) and e.architecture.mode == "sync"
+    ]
+    if not served:
+        return ""
+    experiment, _ = max(served, key=lambda pair: pair[1].samples_per_second)
+    assert isinstance(experiment.architecture, spec.Server)
+    packed = msgspec.structs.replace(experiment.architecture, compression="fp16")
+    paying = []
+    for gbit in (0.1, 0.3, 1, 3, 10, 30, 100):
+        plain = spec.replace(experiment, link=f"{gbit}gbit")
+        smaller = spec.replace(plain, architecture=packed)
+        gain = simulate(smaller).samples_per_second / simulate(plain).samples_per_second
+        if gain >= COMPRESSION_PAYS:
+            paying.append(gbit)
+    if not paying:
+        return "16-bit gradients (compression=fp16) do not pay at any link rate here."
+    return f"16-bit gradients (compression=fp16) pay up to links of about {max(paying):g} Gbit/s."

@@ -1,0 +1,133 @@
+"""From an experiment to a prediction with an interval.
+
+Every uncertain constant is tried at both ends of its range; what each end changes is added up as
+independent errors are. So an interval says what is not known about this cluster, and is wide where
+a constant nobody knows decides.
+"""
+
+import math
+
+import msgspec
+
+from paceline import spec
+from paceline.errors import SpecError
+from paceline.predict.collective_step import collective_step
+from paceline.predict.outcome import REAL_DATA, Outcome
+from paceline.predict.server_step import server_step
+from paceline.predict.stacks import Constants, Stack, expected, find_stack, ranges
+from paceline.predict.topology import topology_of
+from paceline.record.summary import waits_for_all
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """An outcome, and between which figures the truth is expected to lie nine times in ten."""
+
+    outcome: Outcome
+    low: float
+    high: float
+    """Samples per second."""
+
+    limit: str
+    """What binds: the resource that is needed longest in a step."""
+
+    sensitive_to: str = ""
+    """The constant whose range widens the interval most."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.outcome.samples_per_second
+
+
+def simulate(
+    experiment: spec.Experiment,
+    stack: Stack | None = None,
+    constants: Constants | None = None,
+    *,
+    coarse: bool = False,
+) -> Outcome:
+    """One simulation; constants at their expected values unless given.
+
+    `coarse` takes less time, and is good enough to see what a change of a constant does.
+    """
+    stack = stack or find_stack(experiment.prediction.stack)
+    constants = constants or expected(stack)
+    topology = topology_of(experiment)
+    kind = experiment.architecture
+    if isinstance(kind, spec.Replicated | spec.Pipeline | spec.Auto):
+        name = spec.architecture_name(kind)
+        problem = f"{name} cannot be predicted yet."
+        raise SpecError(
+            "--architecture", problem, "choose single, ring, server, average or hybrid."
+        )
+    if has_servers(kind):
+        return server_step(experiment, topology, stack, constants, coarse=coarse)
+    return collective_step(experiment, topology, stack, constants)
+
+
+def has_servers(kind: spec.Architecture) -> bool:
+    """Whether weights are kept by servers, so that machines decide and no closed form does."""
+    return isinstance(kind, spec.Server) or (
+        isinstance(kind, spec.Hybrid) and kind.between == "server"
+    )
+
+
+def predict(experiment: spec.Experiment) -> Predicted:
+    """The expected figures of `experiment`, with their interval."""
+    stack = find_stack(experiment.prediction.stack)
+    middle = simulate(experiment, stack)
+    best = middle.samples_per_second
+    base = simulate(experiment, stack, coarse=True).samples_per_second
+    above = below = stack.model_fraction**2
+    widest, name_of_widest = 0.0, ""
+    for name, (low, _, high) in ranges(stack).items():
+        if not _matters(name, experiment):
+            continue
+        for value in (low, high):
+            changed = msgspec.structs.replace(expected(stack), **{name: value})
+            if changed == expected(stack):
+                continue
+            rate = simulate(experiment, stack, changed, coarse=True).samples_per_second
+            change = math.log(rate / base)
+            above += change**2 if change > 0 else 0.0
+            below += change**2 if change < 0 else 0.0
+            if abs(change) > widest:
+                widest, name_of_widest = abs(change), name
+    return Predicted(
+        outcome=middle,
+        low=best * math.exp(-math.sqrt(below)),
+        high=best * math.exp(math.sqrt(above)),
+        limit=max(middle.needs, key=lambda name: middle.needs[name]),
+        sensitive_to=name_of_widest,
+    )
+
+
+COLLECTIVES_ONLY = {
+    "cycle_seconds",
+    "launch_seconds",
+    "negotiation_seconds",
+    "hop_seconds",
+    "contention_fraction",
+}
+SERVERS_ONLY = {"message_seconds", "sum_rate"}
+
+
+def _matters(name: str, experiment: spec.Experiment) -> bool:
+    """Whether a constant can change this prediction at all; each that can costs two simulations."""
+    kind, workload = experiment.architecture, experiment.workload
+    servers = has_servers(kind)
+    if name in COLLECTIVES_ONLY:
+        return not servers
+    if name in SERVERS_ONLY:
+        return servers
+    if name == "input_fraction":
+        return workload.data in REAL_DATA
+    if name == "jitter_fraction":
+        return waits_for_all(kind)
+    if name == "layer_overhead_seconds":
+        known = experiment.prediction
+        return bool(known.one_device and known.one_device_batch not in (0, workload.batch))
+    if name in ("tcp_fraction", "rdma_fraction", "bus_fraction"):
+        topology = topology_of(experiment)
+        links = [topology.inside, *(c.link for c in topology.classes)]
+        return name.removesuffix("_fraction") in {link.kind for link in links}
+    return True

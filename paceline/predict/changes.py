@@ -1,0 +1,66 @@
+"""The same experiment with something changed: more workers, servers, another link, no straggler.
+
+Hosts that were written out are kept consistent: adding workers adds hosts of the same kind.
+"""
+
+from typing import Any
+
+import msgspec
+
+from paceline import spec
+from paceline.errors import SpecError
+
+
+def vary(experiment: spec.Experiment, **changes: Any) -> spec.Experiment:
+    """`spec.replace`, with hosts that follow `workers` and `servers`, and `slowdown` for all."""
+    cluster = experiment.cluster
+    hosts = list(cluster.hosts)
+    if hosts and "workers" in changes:
+        hosts = _with_workers(hosts, changes["workers"])
+    if hosts and "servers" in changes:
+        hosts = _with_servers(hosts, changes["servers"])
+    if "slowdown" in changes:
+        slowdown = changes.pop("slowdown")
+        hosts = [msgspec.structs.replace(host, slowdown=slowdown) for host in hosts]
+    if "link" in changes:
+        hosts = [msgspec.structs.replace(host, link="") for host in hosts]
+    if hosts:
+        changes["hosts"] = tuple(hosts)
+    return spec.replace(experiment, **changes)
+
+
+def _with_workers(hosts: list[spec.Host], workers: int) -> list[spec.Host]:
+    """Fill hosts of the first kind that computes; a part of one where they do not divide."""
+    first = next(host for host in hosts if host.workers)
+    rest = [host for host in hosts if not host.workers]
+    whole, left = divmod(workers, first.workers)
+    filled = [msgspec.structs.replace(first, count=whole)] if whole else []
+    if left:
+        filled.append(msgspec.structs.replace(first, count=1, workers=left))
+    serving = sum(host.count * host.servers for host in hosts)
+    kept = sum(host.count * host.servers for host in (*filled, *rest))
+    if serving != kept:
+        return _with_servers([*filled, *rest], serving)
+    return [*filled, *rest]
+
+
+def _with_servers(hosts: list[spec.Host], servers: int) -> list[spec.Host]:
+    """As many servers on the hosts that have some, one each on new hosts beyond."""
+    computing = [msgspec.structs.replace(host, servers=0) for host in hosts if host.workers]
+    beside = any(host.servers for host in hosts if host.workers)
+    if not beside:
+        apart = next((host for host in hosts if not host.workers), spec.Host())
+        alone = msgspec.structs.replace(apart, count=max(1, servers), workers=0, servers=1)
+        return [*computing, alone] if servers else computing
+    placed: list[spec.Host] = []
+    for host in computing:
+        serving = min(host.count, servers)
+        servers -= serving
+        if serving:
+            placed.append(msgspec.structs.replace(host, count=serving, servers=1))
+        if host.count > serving:
+            placed.append(msgspec.structs.replace(host, count=host.count - serving))
+    if servers:
+        problem = f"{servers} servers more than hosts that compute."
+        raise SpecError("[[cluster.hosts]]", problem, "write hosts for them.")
+    return placed

@@ -1,0 +1,165 @@
+"""A step by collectives: `single`, `ring`, `average`, and `hybrid` with a ring between hosts.
+
+All workers do the same at the same time, so one stands for all and the time is a closed form over
+buckets: 100,000 workers cost what two do.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean
+
+from paceline import spec
+from paceline.predict.collectives import all_reduce_seconds, host_sum_seconds
+from paceline.predict.outcome import Outcome, Work, slowest, wait_seconds
+from paceline.predict.stacks import Constants, Stack
+from paceline.predict.topology import HostClass, Topology
+
+HYBRID_BUCKET_BYTES = 4 << 20
+PHASES = 5
+
+
+def collective_step(
+    experiment: spec.Experiment, topology: Topology, stack: Stack, constants: Constants
+) -> Outcome:
+    """One step, the same for every worker."""
+    kind, work = experiment.architecture, slowest(experiment, topology, constants)
+    jitter = max(c.jitter_fraction for c in topology.computing)
+    late = wait_seconds(work, jitter, topology.workers, constants)
+    compute = work.forward_seconds + work.backward_seconds
+    exchange = _exchange(kind, topology, stack, constants)
+    if isinstance(kind, spec.Average):
+        whole = exchange.seconds(work.parameter_bytes) / kind.every
+        overlapped = min(whole, compute) if kind.overlap else 0.0
+        exposed, busy = whole - overlapped, whole
+        late /= kind.every**0.5
+    elif topology.workers == 1:
+        exposed = busy = 0.0
+    else:
+        exposed, busy = _exposed(work, exchange, stack, kind, constants)
+    phases = {
+        "input": work.input_seconds,
+        "forward": work.forward_seconds,
+        "backward": work.backward_seconds,
+        "exchange_exposed": exposed,
+        "update": work.update_seconds,
+        "wait": late if topology.workers > 1 else 0.0,
+    }
+    step = sum(phases.values())
+    return Outcome(
+        step_seconds=step,
+        samples_per_second=_samples(experiment, topology) / step,
+        phases=phases,
+        needs={
+            "compute": work.busy_seconds,
+            exchange.limit: busy,
+            "input": work.input_seconds,
+            "the slowest worker": work.busy_seconds + phases["wait"],
+        },
+        events=len(work.layers),
+    )
+
+
+class _Exchange:
+    """How long one bucket takes, and what carries it."""
+
+    def __init__(
+        self, topology: Topology, algorithms: Sequence[str], constants: Constants, in_host: bool
+    ) -> None:
+        self._constants, self._algorithms = constants, algorithms
+        self._inside = topology if in_host else None
+        self._between = _leaders(topology) if in_host else topology
+        self.limit = "links between hosts" if topology.computing_hosts > 1 else "links in the host"
+
+    def seconds(self, size_bytes: float) -> float:
+        inside = 0.0
+        if self._inside is not None:
+            inside = host_sum_seconds(size_bytes, self._inside, self._constants)
+        between = all_reduce_seconds(size_bytes, self._between, self._constants, self._algorithms)
+        return inside + between
+
+
+def _exchange(
+    kind: spec.Architecture, topology: Topology, stack: Stack, constants: Constants
+) -> _Exchange:
+    return _Exchange(topology, stack.algorithms, constants, isinstance(kind, spec.Hybrid))
+
+
+def _leaders(topology: Topology) -> Topology:
+    """One worker per host."""
+    classes = tuple(
+        HostClass(name=c.name, hosts=c.hosts, workers=1, servers=0, link=c.link, device=c.device)
+        for c in topology.computing
+    )
+    return Topology(classes=classes, inside=topology.inside, uplink=topology.uplink)
+
+
+def _exposed(
+    work: Work, exchange: _Exchange, stack: Stack, kind: spec.Architecture, constants: Constants
+) -> tuple[float, float]:
+    """Seconds of the exchange after backward, and seconds the links are busy in all.
+
+    Buckets leave one after the other, each when its last gradient is there; with cycles, all that
+    is ready leaves at the next one.
+    """
+    first, size = stack.first_bucket_bytes, stack.bucket_bytes
+    if isinstance(kind, spec.Hybrid):
+        first = size = HYBRID_BUCKET_BYTES
+    if isinstance(kind, spec.Ring) and kind.bucket_bytes is not None:
+        first = size = kind.bucket_bytes
+    made: list[tuple[float, int]] = []
+    at = 0.0
+    for _, backward, size_bytes in reversed(work.layers):
+        at += backward
+        made.append((at, size_bytes))
+    if constants.cycle_seconds:
+        end, busy = _in_cycles(made, exchange, constants.cycle_seconds, size)
+    else:
+        end, busy = _in_buckets(made, exchange, first, size)
+    lost = constants.contention_fraction * min(busy, work.backward_seconds)
+    return max(0.0, end - work.backward_seconds) + lost, busy
+
+
+def _in_buckets(
+    made: Sequence[tuple[float, int]], exchange: _Exchange, first: int, size: int
+) -> tuple[float, float]:
+    end = busy = 0.0
+    filled, limit = 0, first
+    for index, (ready, size_bytes) in enumerate(made):
+        filled += size_bytes
+        if filled >= limit or (index == len(made) - 1 and filled):
+            seconds = exchange.seconds(filled)
+            end, busy = max(end, ready) + seconds, busy + seconds
+            filled, limit = 0, size
+    return end, busy
+
+
+def _in_cycles(
+    made: Sequence[tuple[float, int]], exchange: _Exchange, cycle: float, size: int
+) -> tuple[float, float]:
+    """One thread looks every cycle at what is ready, fuses up to `size`, and sees it through.
+
+    Cycles do not know when a step begins: the mean over where in one it does.
+    """
+    found = [_from_phase(made, exchange, cycle, size, k / PHASES) for k in range(PHASES)]
+    return fmean(end for end, _ in found), fmean(busy for _, busy in found)
+
+
+def _from_phase(
+    made: Sequence[tuple[float, int]], exchange: _Exchange, cycle: float, size: int, phase: float
+) -> tuple[float, float]:
+    now, busy, last = 0.0, 0.0, -phase * cycle
+    waiting = deque(made)
+    while waiting:
+        idle = max(0.0, waiting[0][0] - max(now, last + cycle))
+        now = last = max(now, last + cycle) + cycle * math.ceil(idle / cycle)
+        fused = 0
+        while waiting and waiting[0][0] <= now and (not fused or fused + waiting[0][1] <= size):
+            fused += waiting.popleft()[1]
+        seconds = exchange.seconds(fused)
+        now, busy = now + seconds, busy + seconds
+    return now, busy
+
+
+def _samples(experiment: spec.Experiment, topology: Topology) -> float:
+    return float(experiment.workload.global_batch_for(topology.workers))

@@ -1,0 +1,89 @@
+"""The scaling curve: what each number of workers would give, and what limits it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from paceline import spec
+from paceline.predict.answer import predict, simulate
+from paceline.predict.changes import vary
+
+WORTH = 0.05
+"""More workers that bring less than this do not help."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of workers."""
+
+    workers: int
+    samples_per_second: float
+    low: float
+    high: float
+    step_seconds: float
+    speedup: float
+    efficiency: float
+    limited_by: str
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """All points, against one worker alone."""
+
+    architecture: str
+    single_samples_per_second: float
+    points: list[Point]
+    enough_workers: int
+    """More than these do not help, among the numbers looked at."""
+
+
+def scaling_curve(experiment: spec.Experiment, workers: Sequence[int]) -> Curve:
+    """Predict `experiment` for each number of workers."""
+    alone = simulate(_alone(experiment)).samples_per_second
+    points = [_point(experiment, number, alone) for number in sorted(set(workers))]
+    return Curve(
+        architecture=spec.format_architecture(experiment.architecture),
+        single_samples_per_second=alone,
+        points=points,
+        enough_workers=_enough(points),
+    )
+
+
+def _alone(experiment: spec.Experiment) -> spec.Experiment:
+    """One worker with nobody to agree with, with the batch that each has."""
+    workers = experiment.cluster.workers
+    batch = experiment.workload.global_batch_for(workers) // workers
+    return spec.replace(
+        experiment,
+        architecture=spec.Single(),
+        workers=1,
+        servers=0,
+        hosts=(),
+        shares=(),
+        batch=batch,
+        global_batch=0,
+    )
+
+
+def _point(experiment: spec.Experiment, workers: int, alone: float) -> Point:
+    if workers == 1 and not isinstance(experiment.architecture, spec.Server):
+        varied = _alone(experiment)
+    else:
+        varied = vary(experiment, workers=workers)
+    found = predict(varied)
+    return Point(
+        workers=workers,
+        samples_per_second=found.samples_per_second,
+        low=found.low,
+        high=found.high,
+        step_seconds=found.outcome.step_seconds,
+        speedup=found.samples_per_second / alone,
+        efficiency=found.samples_per_second / alone / workers,
+        limited_by=found.limit,
+    )
+
+
+def _enough(points: Sequence[Point]) -> int:
+    best = points[0]
+    for point in points[1:]:
+        if point.samples_per_second > best.samples_per_second * (1 + WORTH):
+            best = point
+    return best.workers

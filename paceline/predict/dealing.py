@@ -1,0 +1,148 @@
+"""What travels to whom: chunks and their seats, as a stack deals them, and how alike ones collapse.
+
+Our own stack is dealt by the protocol itself. TensorFlow deals whole variables, MXNet whole arrays
+with the large ones cut evenly over all servers.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from paceline import protocol, spec
+from paceline.predict.stacks import Stack
+from paceline.protocol import Chunk, ParameterSize
+from paceline.protocol.placement import TRAVELLING_CHUNK_BYTES
+
+LARGE_ARRAY_BYTES = 4_000_000
+"""MXNET_KVSTORE_BIGARRAY_BOUND: a million numbers."""
+
+HOT = 1.25
+"""A seat that carries so many times the mean is looked at by itself."""
+
+MOST_HOT = 2
+
+
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk, or several that behave alike and are simulated as one."""
+
+    chunk: Chunk
+    owner: int
+    layers: tuple[int, ...]
+    messages: float = 1.0
+    """How many real messages it stands for."""
+
+
+def deal(
+    names: Sequence[str],
+    sizes_bytes: Sequence[int],
+    shares: Sequence[float],
+    stack: Stack,
+    wanted_bytes: int | None,
+    fewest_bytes: int = 0,
+) -> list[Parcel]:
+    """Every chunk with its seat. `fewest_bytes`: no chunk of ours is smaller, to simulate fewer."""
+    if stack.place == "chunks":
+        return _chunks(names, sizes_bytes, shares, wanted_bytes, fewest_bytes)
+    pieces: list[tuple[int, int, int]] = []
+    loads = [0.0] * len(shares)
+    for layer, size in enumerate(sizes_bytes):
+        if stack.place == "arrays" and size > LARGE_ARRAY_BYTES:
+            part = size // len(shares)
+            pieces += [(layer, seat, part) for seat in range(len(shares))]
+            continue
+        seat = min(range(len(shares)), key=lambda s: (loads[s], s))
+        loads[seat] += size
+        pieces.append((layer, seat, size))
+    return [
+        Parcel(chunk=_chunk(index, layer, size), owner=seat, layers=(layer,))
+        for index, (layer, seat, size) in enumerate(pieces)
+    ]
+
+
+def _chunk(index: int, layer: int, size_bytes: int) -> Chunk:
+    return Chunk(
+        index=index,
+        flat=0,
+        start=0,
+        stop=size_bytes // 4,
+        size_bytes=size_bytes,
+        first_use=layer,
+        parameters=(layer,),
+    )
+
+
+def _chunks(
+    names: Sequence[str],
+    sizes_bytes: Sequence[int],
+    shares: Sequence[float],
+    wanted_bytes: int | None,
+    fewest_bytes: int,
+) -> list[Parcel]:
+    sizes = [
+        ParameterSize(name=name, elements=max(1, size // 4))
+        for name, size in zip(names, sizes_bytes, strict=True)
+    ]
+    preferred, least = TRAVELLING_CHUNK_BYTES if wanted_bytes is None else (wanted_bytes,) * 2
+    real = preferred
+    preferred, least = max(preferred, fewest_bytes), max(least, fewest_bytes)
+    layout, owners = protocol.cut_and_deal(sizes, shares, preferred, least)
+    return [
+        Parcel(
+            chunk=chunk,
+            owner=owner,
+            layers=chunk.parameters,
+            messages=max(1.0, chunk.size_bytes / real),
+        )
+        for chunk, owner in zip(layout.chunks, owners, strict=True)
+    ]
+
+
+def hot_seats(parcels: Sequence[Parcel], num_seats: int) -> list[int]:
+    """Seats that carry much more than the others, the fullest first."""
+    loads = [0.0] * num_seats
+    for parcel in parcels:
+        loads[parcel.owner] += parcel.chunk.size_bytes
+    mean = sum(loads) / num_seats
+    order = sorted(range(num_seats), key=lambda seat: -loads[seat])
+    return [seat for seat in order[:MOST_HOT] if loads[seat] > HOT * mean]
+
+
+def merge(
+    parcels: Sequence[Parcel],
+    group_of: Sequence[int],
+    layer_seconds: Sequence[float],
+    stretches: int,
+) -> list[Parcel]:
+    """Chunks of neighbouring layers with seats of one group become one.
+
+    The network is divided into stretches of as much time and bytes together; no chunk spans two.
+    """
+    total_bytes = sum(parcel.chunk.size_bytes for parcel in parcels)
+    total_seconds = sum(layer_seconds)
+    before = [sum(layer_seconds[:layer]) / total_seconds for layer in range(len(layer_seconds))]
+    ordered = sorted(parcels, key=lambda parcel: (parcel.chunk.first_use, parcel.chunk.index))
+    gathered: dict[tuple[int, int], list[Parcel]] = {}
+    seen = 0
+    for parcel in ordered:
+        done = (seen / total_bytes + before[parcel.chunk.first_use]) / 2
+        stretch = min(stretches - 1, int(stretches * done))
+        seen += parcel.chunk.size_bytes
+        gathered.setdefault((stretch, group_of[parcel.owner]), []).append(parcel)
+    merged = []
+    for index, ((_, group), alike) in enumerate(sorted(gathered.items())):
+        layers = tuple(sorted({layer for parcel in alike for layer in parcel.layers}))
+        size = sum(parcel.chunk.size_bytes for parcel in alike)
+        chunk = msgspec.structs.replace(_chunk(index, layers[0], size), parameters=layers)
+        messages = sum(parcel.messages for parcel in alike)
+        merged.append(Parcel(chunk=chunk, owner=group, layers=layers, messages=messages))
+    return merged
+
+
+def sent_fraction(architecture: spec.Architecture) -> float:
+    """What compression leaves of a gradient; answers carry whole weights."""
+    if not isinstance(architecture, spec.Server):
+        return 1.0
+    topk = 2 * architecture.topk_fraction  # a number and its place
+    return {"none": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": 0.25, "topk": topk}[
+        architecture.compression
+    ]

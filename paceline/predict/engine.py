@@ -1,0 +1,167 @@
+"""The engine `predict`: answers an experiment with a run that never ran.
+
+The record is that of any other run, so that `explain`, `compare` and `report` read it. Workers that
+behave alike are written once each up to a number; the summary is of all.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline import record, spec
+from paceline.errors import SpecError
+from paceline.predict.answer import Predicted, has_servers, predict
+from paceline.predict.devices import profile_for
+from paceline.predict.outcome import Outcome
+from paceline.protocol.placement import shares
+from paceline.record import RunFolder
+
+WRITTEN_MEMBERS = 32
+"""So many of each role get files of their own."""
+
+MOST_STEPS = 50
+
+
+def predicted(
+    experiment: spec.Experiment,
+    path: Path,
+    *,
+    script: Sequence[str] = (),
+    output: Callable[[str, str], None] = lambda name, line: None,
+    progress: Callable[[int], None] = lambda steps: None,
+) -> RunFolder:
+    """Predict the experiment and leave it as a run folder."""
+    if script:
+        problem = "a script can be run, not predicted: nothing is known of its layers."
+        fix = "profile its model with `paceline profile`, and predict that."
+        raise SpecError("--on predict", problem, fix)
+    found = predict(experiment)
+    folder = RunFolder.create(path, experiment)
+    steps = min(MOST_STEPS, experiment.workload.num_steps(experiment.cluster.workers, 50_000))
+    _write_members(folder, experiment, found.outcome, steps)
+    _note(folder, f"predicted, not run: {_basis(experiment)}")
+    low, high = found.low, found.high
+    _note(folder, f"nine times in ten between {low:.4g} and {high:.4g} samples/s")
+    folder.write_summary(_summary(folder, experiment, found, steps))
+    progress(steps)
+    return folder
+
+
+def _basis(experiment: spec.Experiment) -> str:
+    device = experiment.cluster.device
+    profile = profile_for(experiment, device)
+    return f"{profile.kind} profile of {profile.model} on {device} ({profile.source})"
+
+
+def _note(folder: RunFolder, text: str) -> None:
+    folder.add_event(record.Event(time_seconds=0.0, member="predict", kind="note", text=text))
+
+
+def _write_members(
+    folder: RunFolder, experiment: spec.Experiment, outcome: Outcome, steps: int
+) -> None:
+    workers, servers = experiment.cluster.workers, experiment.num_servers
+    for role, count in (("worker", workers), ("server", servers)):
+        for index in range(min(count, WRITTEN_MEMBERS)):
+            name = f"{role}{index}"
+            host = _host(experiment, role, index)
+            sent, received = _traffic(experiment, role)
+            member = record.Member(
+                name=name,
+                role=role,
+                host=host,
+                status="finished",
+                bytes_sent=sent * steps,
+                bytes_received=received * steps,
+            )
+            folder.write_member(member)
+            _write_series(folder, name, outcome, steps, (sent, received))
+            if role == "worker":
+                _write_steps(folder, experiment, name, outcome, steps)
+    left = max(0, workers - WRITTEN_MEMBERS)
+    if left:
+        _note(folder, f"{left} more workers behave like these and have no files of their own")
+
+
+def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
+    """Bytes a member sends and receives in a step, by the closed forms of its architecture."""
+    workers, servers = experiment.cluster.workers, experiment.num_servers
+    size = profile_for(experiment, experiment.cluster.device).parameter_bytes
+    kind = experiment.architecture
+    ring = round(2 * (workers - 1) / workers * size)
+    if not has_servers(kind):
+        every = kind.every if isinstance(kind, spec.Average) else 1
+        return ring // every, ring // every
+    placement = kind.placement if isinstance(kind, spec.Server) else "dedicated"
+    inside, apart = shares("colocated" if not servers else placement, workers, servers)
+    if role == "server":
+        return round(workers * apart * size), round(workers * apart * size)
+    own = (1 - inside + (workers - 1) * inside) * size
+    return round(own), round(own)
+
+
+def _write_series(
+    folder: RunFolder, name: str, outcome: Outcome, steps: int, moved: tuple[int, int]
+) -> None:
+    """What the member's cable carried, a sample for each step."""
+    samples = [
+        record.Sample(
+            time_seconds=(step + 1) * outcome.step_seconds,
+            bytes_sent=moved[0],
+            bytes_received=moved[1],
+        )
+        for step in range(steps)
+    ]
+    folder.write_series(name, samples)
+
+
+def _host(experiment: spec.Experiment, role: str, index: int) -> str:
+    """The host a member would be on; as in the tunnel, its own where none are written."""
+    if not experiment.cluster.hosts:
+        return f"{role}{index}"
+    number = 0
+    for host in experiment.cluster.hosts:
+        each = host.workers if role == "worker" else host.servers
+        if each and index < each * host.count:
+            return f"host{number + index // each}"
+        index -= each * host.count
+        number += host.count
+    return f"host{number}"
+
+
+def _write_steps(
+    folder: RunFolder, experiment: spec.Experiment, name: str, outcome: Outcome, steps: int
+) -> None:
+    workers = experiment.cluster.workers
+    samples = experiment.workload.global_batch_for(workers) // workers
+    seconds, phases = outcome.step_seconds, outcome.phases
+    until_ready = phases["input"] + phases["forward"] + phases["backward"]
+    entries = [
+        record.Step(
+            step=step,
+            start_seconds=step * seconds,
+            end_seconds=(step + 1) * seconds,
+            breakdown_seconds=phases,
+            samples=samples,
+            ready_seconds=step * seconds + until_ready,
+        )
+        for step in range(steps)
+    ]
+    folder.write_steps(name, entries)
+
+
+def _summary(
+    folder: RunFolder, experiment: spec.Experiment, found: Predicted, steps: int
+) -> record.Summary:
+    summary = record.empty_summary(experiment, "finished")
+    outcome = found.outcome
+    summary.members = folder.members()
+    summary.steps = steps
+    summary.samples_per_second = outcome.samples_per_second
+    seconds = outcome.step_seconds
+    summary.step_seconds = record.StepSeconds(median=seconds, p95=seconds, jitter=0.0)
+    summary.breakdown_seconds = outcome.phases
+    summary.interval = {"low": found.low, "high": found.high}
+    summary.limited_by = found.limit
+    notes = [event.text for event in folder.events() if event.kind == "note"]
+    summary.notes = list(dict.fromkeys(notes))
+    return summary

@@ -1,0 +1,217 @@
+"""Links that connections share max-min fairly, on a virtual clock.
+
+    links = Links(clock)
+    links.add("worker0 out", 125e6, latency_seconds=50e-6)
+    links.add("server0 in", 125e6)
+    links.send(("worker0", "server0"), ("worker0 out", "server0 in"), 262144, arrived)
+
+A *connection* carries its messages one after the other, as TCP does; connections that are sending
+divide every link they cross evenly, and what one cannot use because it is held up elsewhere goes to
+the others. A message has *departed* when its last byte has left, and *arrives* after the latencies
+of its links. Knows nothing of what is carried.
+
+A connection may stand for many alike: `("server0 in", 64.0)` in a path says that for each byte of
+this message 64 cross that link, and the connection counts as 64 of its users.
+
+All connections are rows of a few arrays: with a hundred of them a loop over objects would take most
+of a prediction's time.
+"""
+
+import math
+from collections import deque
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.predict.clock import Alarm, Clock, Then
+
+Numbers = NDArray[np.float64]
+NOTHING_BYTES = 1e-6
+"""Less than this of a message is left over by rounding."""
+
+
+class Link:
+    """One direction of a cable."""
+
+    def __init__(
+        self, name: str, number: int, bytes_per_second: float, latency_seconds: float
+    ) -> None:
+        self.name, self.number, self.bytes_per_second = name, number, bytes_per_second
+        self.latency_seconds = latency_seconds
+        self.carried_bytes = 0.0
+
+
+class _Message:
+    __slots__ = ("arrived", "departed", "size_bytes")
+
+    def __init__(self, size_bytes: float, arrived: Then, departed: Then | None) -> None:
+        self.size_bytes, self.arrived, self.departed = size_bytes, arrived, departed
+
+
+class _Connection:
+    """Messages on one way; the first is under way."""
+
+    def __init__(self, row: int, links: dict[Link, float]) -> None:
+        self.row, self.links = row, links
+        """Links with how many alike this connection stands for on each."""
+        self.latency_seconds = sum(link.latency_seconds for link in links)
+        self.queue: deque[_Message] = deque()
+
+
+class Links:
+    """All links of a cluster and what is under way on them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._connections: dict[Hashable, _Connection] = {}
+        self._rows: list[_Connection] = []
+        self._weights: Numbers = np.zeros((0, 0))
+        self._most: Numbers = np.zeros(0)
+        self._left: Numbers = np.zeros(0)
+        self._rate: Numbers = np.zeros(0)
+        self._sending: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._since = 0.0
+        """When `_left` was true."""
+        self._unfair = False
+        """Somebody has begun or stopped to send since the rates were computed."""
+        self._alarm: Alarm | None = None
+
+    def add(self, name: str, bytes_per_second: float, latency_seconds: float = 0.0) -> None:
+        """Lay a link; its name is used in paths."""
+        self._links[name] = Link(name, len(self._links), bytes_per_second, latency_seconds)
+
+    def link(self, name: str) -> Link:
+        return self._links[name]
+
+    def all(self) -> dict[str, Link]:
+        """Every link by name."""
+        return dict(self._links)
+
+    def send(
+        self,
+        connection: Hashable,
+        path: Sequence[str | tuple[str, float]],
+        size_bytes: float,
+        arrived: Then,
+        departed: Then | None = None,
+        most_bytes_per_second: float = math.inf,
+    ) -> None:
+        """Put a message behind those of its connection; the two calls happen later, never inside.
+
+        The first message of a connection lays down its path and the rate it cannot exceed (a TCP
+        window over the round trip, a slow sender).
+        """
+        way = self._connections.get(connection)
+        if way is None:
+            way = self._connections[connection] = self._connect(path, most_bytes_per_second)
+        way.queue.append(_Message(size_bytes, arrived, departed))
+        if len(way.queue) == 1:
+            self._advance()
+            self._left[way.row], self._rate[way.row] = size_bytes, 0.0
+            self._sending[way.row] = True
+            self._reconsider()
+
+    def _connect(self, path: Sequence[str | tuple[str, float]], most: float) -> _Connection:
+        parts = [(part, 1.0) if isinstance(part, str) else part for part in path]
+        row = len(self._rows)
+        way = _Connection(row, {self._links[name]: weight for name, weight in parts})
+        self._rows.append(way)
+        if row >= len(self._left) or self._weights.shape[1] < len(self._links):
+            self._grow(max(8, 2 * len(self._left), row + 1))
+        for link, weight in way.links.items():
+            self._weights[row, link.number] = weight
+        self._most[row] = most
+        return way
+
+    def _grow(self, rows: int) -> None:
+        weights = np.zeros((rows, len(self._links)))
+        weights[: self._weights.shape[0], : self._weights.shape[1]] = self._weights
+        self._weights = weights
+        more = rows - len(self._left)
+        self._most = np.append(self._most, np.full(more, math.inf))
+        self._left = np.append(self._left, np.zeros(more))
+        self._rate = np.append(self._rate, np.zeros(more))
+        self._sending = np.append(self._sending, np.zeros(more, dtype=bool))
+
+    def _advance(self) -> None:
+        """Let what was under way until now arrive."""
+        if self._clock.now > self._since:
+            self._left -= self._rate * (self._clock.now - self._since)
+        self._since = self._clock.now
+
+    def _reconsider(self) -> None:
+        """Divide the links anew, once for all that begins or stops at this moment."""
+        if not self._unfair:
+            self._unfair = True
+            self._clock.after(0.0, self._share)
+
+    def _share(self) -> None:
+        self._unfair = False
+        self._advance()
+        rows = np.flatnonzero(self._sending)
+        capacity = np.array([link.bytes_per_second for link in self._links.values()])
+        self._rate[:] = 0.0
+        self._rate[rows] = fair_rates(self._weights[rows], self._most[rows], capacity)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        moving = self._rate > 0
+        if moving.any():
+            seconds = float((self._left[moving] / self._rate[moving]).min())
+            self._alarm = self._clock.after(max(0.0, seconds), self._end)
+
+    def _end(self) -> None:
+        """One or more of the messages under way have departed."""
+        self._alarm = None
+        self._advance()
+        nothing = NOTHING_BYTES + 1e-12 * self._clock.now * self._rate
+        for row in np.flatnonzero(self._sending & (self._rate > 0) & (self._left <= nothing)):
+            self._depart(self._rows[row])
+        if not self._unfair:
+            self._set_alarm()
+
+    def _depart(self, way: _Connection) -> None:
+        message = way.queue.popleft()
+        for link, weight in way.links.items():
+            link.carried_bytes += message.size_bytes * weight
+        if message.departed is not None:
+            self._clock.after(0.0, message.departed)
+        self._clock.after(way.latency_seconds, message.arrived)
+        if way.queue:
+            self._left[way.row] = way.queue[0].size_bytes
+        else:
+            self._sending[way.row] = False
+            self._rate[way.row] = 0.0
+            self._reconsider()
+
+
+def fair_rates(weights: Numbers, most: Numbers, capacity: Numbers) -> Numbers:
+    """Fill the fullest link evenly, then the next with what is left, until all have a rate.
+
+    One row of `weights` for each connection: how many times each link is used by it.
+    """
+    rates = np.where(weights.any(axis=1), 0.0, most)  # over no link only its own limit holds it
+    waiting = weights.any(axis=1)
+    free = capacity.astype(np.float64)
+    while waiting.any():
+        used = weights[waiting].sum(axis=0)
+        share = np.full(len(free), math.inf)
+        np.divide(free, used, out=share, where=used > 0)
+        least = max(0.0, float(share.min()))
+        slow = waiting & (most < least)
+        if slow.any():  # no link is what holds these up: what they leave is for the others
+            chosen = waiting & (most <= most[slow].min())
+            rates[chosen] = most[slow].min()
+        else:
+            fullest = share <= least * (1 + 1e-12)
+            chosen = waiting & weights[:, fullest].any(axis=1)
+            rates[chosen] = least
+        free -= rates[chosen] @ weights[chosen]
+        np.maximum(free, 0.0, out=free)
+        waiting &= ~chosen
+    return rates

@@ -1,0 +1,60 @@
+"""How a TensorFlow 1.x worker deals with its servers: the same messages, another order.
+
+It fetches every variable when a step begins, in the order in which the graph uses them, and returns
+every gradient as it is made; the next step begins when all are applied. Stands where
+`WorkerMachine` stands in a simulation.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from paceline.protocol import Answer, Chosen, Departed, Pull, Push, Ready, Send, Usable
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """Action: ask a seat for the present weights of a chunk."""
+
+    seat: int
+    message: Pull
+
+
+class PullingWorker:
+    """One worker's view of all variables."""
+
+    def __init__(self, worker: int, owners: Sequence[int]) -> None:
+        self._worker, self._owners = worker, tuple(owners)
+        self._step = self._made = 0
+        self._unapplied: set[int] = set()
+        self._asked: set[int] = set()
+
+    @property
+    def outstanding(self) -> frozenset[int]:
+        """Chunks that were asked for and have not come."""
+        return frozenset(self._asked)
+
+    @property
+    def applied(self) -> bool:
+        """Every gradient of the last step is in the servers' weights."""
+        return not self._unapplied
+
+    def begin(self) -> list[Ask]:
+        """A step begins: ask for everything."""
+        self._asked = set(range(len(self._owners)))
+        return [Ask(seat, Pull(self._worker, chunk)) for chunk, seat in enumerate(self._owners)]
+
+    def handle(self, event: Ready | Departed | Answer | Chosen) -> list[Send | Usable]:
+        match event:
+            case Ready():
+                self._unapplied.add(event.chunk)
+                push = Push(self._worker, event.chunk, self._step, self._step)
+                self._made = (self._made + 1) % len(self._owners)
+                self._step += self._made == 0
+                return [Send(self._owners[event.chunk], push)]
+            case Answer() if event.chunk in self._unapplied:
+                self._unapplied.discard(event.chunk)
+                return []
+            case Answer():
+                self._asked.discard(event.chunk)
+                return [Usable(event.chunk, event.version)]
+        return []

@@ -1,0 +1,204 @@
+"""A step with servers: `server` in all modes and placements, `hybrid` with them between hosts."""
+
+import math
+
+import msgspec
+
+from paceline import protocol, spec
+from paceline.predict.cells import COARSE_PHASES, PHASES, Cell, cells_of, lay_out
+from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
+from paceline.predict.exchange import COARSE_STEPS, MOST_STEPS, Group, Job, SeatGroup
+from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
+from paceline.predict.stacks import Constants, Stack
+from paceline.predict.topology import Topology
+from paceline.protocol.placement import TRAVELLING_CHUNK_BYTES
+from paceline.record.summary import waits_for_all
+
+MOST_CHUNKS = 200
+"""So finely a prediction cuts; a real run cuts finer, which changes its step by less than 1 %."""
+
+STRETCHES = 8
+
+
+def server_step(
+    experiment: spec.Experiment,
+    topology: Topology,
+    stack: Stack,
+    constants: Constants,
+    *,
+    coarse: bool = False,
+) -> Outcome:
+    """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
+    together = waits_for_all(experiment.architecture)
+    phases = COARSE_PHASES if coarse else PHASES
+    in_host = stack.sums_in_host or isinstance(experiment.architecture, spec.Hybrid)
+    leaders = in_host and together
+    on_hosts, shares = lay_out(experiment, topology, leaders)
+    work = work_of(experiment, topology.computing[0], topology, constants)
+    plan = _chunked if stack.place == "chunks" else _whole
+    dealt = plan(experiment, topology, stack, work, on_hosts, shares, 1 if together else phases)
+    groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
+    seats = [
+        SeatGroup(index, at, count, _server(experiment, dealt.parcels, index, len(groups)))
+        for index, (at, count) in enumerate(dealt.seats)
+    ]
+    collapsed = len(groups) < (topology.computing_hosts if leaders else topology.workers)
+    job = Job(
+        experiment,
+        topology,
+        stack,
+        constants,
+        groups,
+        seats,
+        dealt.parcels,
+        sent_fraction=sent_fraction(experiment.architecture),
+        unevenness=dealt.unevenness,
+        together=together,
+        noisy=not collapsed,
+    )
+    step = job.run(COARSE_STEPS if coarse else MOST_STEPS)
+    typical = max(groups, key=lambda group: group.count)
+    late = 0.0
+    if together:
+        jitter = typical.cell.of.jitter_fraction if collapsed else 0.0
+        late = wait_seconds(typical.work, jitter, topology.workers, constants)
+    return _outcome(experiment, topology, job, typical, step, late)
+
+
+class _Dealt(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels, and the cells and seats it travels between."""
+
+    cells: list[Cell]
+    seats: list[tuple[tuple[Cell, ...], int]]
+    """Groups of seats that serve alike: the cells they stand in, and how many they are."""
+
+    parcels: list[Parcel]
+    unevenness: float = 1.0
+
+
+def _chunked(
+    experiment: spec.Experiment,
+    topology: Topology,
+    stack: Stack,
+    work: Work,
+    on_hosts: list[list[int]],
+    shares: list[float],
+    phases: int,
+) -> _Dealt:
+    """Chunks by bytes: seats are alike, so that those of a cell are dealt to as one."""
+    sizes, options = [layer[2] for layer in work.layers], experiment.architecture
+    wanted = options.chunk_bytes if isinstance(options, spec.Server) else None
+    least = 0 if wanted else sum(sizes) // MOST_CHUNKS
+    cells = cells_of(topology, on_hosts, (), phases=phases)
+    collapsed = len(cells) < len(on_hosts)
+    alike: list[tuple[tuple[Cell, ...], tuple[int, ...]]] = [
+        ((cell,), (seat,)) for cell in cells for seat in cell.seats
+    ]
+    if collapsed:
+        alike = []
+        for of in topology.classes:
+            serving = tuple(cell for cell in cells if cell.of is of and cell.seats)
+            if serving:
+                alike.append((serving, tuple(seat for cell in serving for seat in cell.seats)))
+    totals = [sum(shares[seat] for seat in own) for _, own in alike]
+    seats = [(at, len(own)) for at, own in alike]
+    return _Dealt(
+        cells=cells,
+        seats=seats,
+        parcels=deal(work.names, sizes, totals, stack, wanted, least),
+        unevenness=_unevenness(sum(sizes), len(shares)) if collapsed else 1.0,
+    )
+
+
+def _whole(
+    experiment: spec.Experiment,
+    topology: Topology,
+    stack: Stack,
+    work: Work,
+    on_hosts: list[list[int]],
+    shares: list[float],
+    phases: int,
+) -> _Dealt:
+    """Whole variables: dealt to every real seat first, because some seats get more than others."""
+    dealt = deal(work.names, [layer[2] for layer in work.layers], shares, stack, None)
+    hot = hot_seats(dealt, len(shares))
+    cells = cells_of(topology, on_hosts, hot, phases=phases)
+    exact = len(cells) == len(on_hosts)
+    alone = [c for c in cells if c.seats and (exact or not set(hot).isdisjoint(c.seats))]
+    rest = tuple(cell for cell in cells if cell.seats and cell not in alone)
+    at: list[tuple[Cell, ...]] = [(cell,) for cell in alone] + ([rest] if rest else [])
+    seats = [(own, sum(len(cell.seats) for cell in own)) for own in at]
+    group_of = {s: i for i, own in enumerate(at) for cell in own for s in cell.seats}
+    seconds = [forward + backward for forward, backward, _ in work.layers]
+    merged = merge(dealt, [group_of[seat] for seat in range(len(shares))], seconds, STRETCHES)
+    return _Dealt(cells=cells, seats=seats, parcels=merged)
+
+
+def _unevenness(total_bytes: int, seats: int) -> float:
+    """How much more than its share the fullest of many seats carries, at the least chunk size."""
+    chunks = max(1, total_bytes // TRAVELLING_CHUNK_BYTES[1])
+    return math.ceil(chunks / seats) / (chunks / seats)
+
+
+def _server(
+    experiment: spec.Experiment, parcels: list[Parcel], seat: int, groups: int
+) -> protocol.ServerMachine:
+    own = [parcel.chunk.index for parcel in parcels if parcel.owner == seat]
+    kind = experiment.architecture
+    options = kind if isinstance(kind, spec.Server) else spec.Server()
+    workers = experiment.cluster.workers
+    quorum = options.quorum or max(1, workers - 1)
+    return protocol.ServerMachine(
+        own,
+        protocol.of_size(groups),
+        mode=options.mode,
+        staleness=options.staleness,
+        quorum=max(1, round(quorum * groups / workers)),
+    )
+
+
+def _groups(
+    experiment: spec.Experiment,
+    topology: Topology,
+    constants: Constants,
+    cells: list[Cell],
+    *,
+    leaders: bool,
+) -> list[Group]:
+    groups: list[Group] = []
+    for cell in cells:
+        if not cell.of.workers:
+            continue
+        work = work_of(experiment, cell.of, topology, constants)
+        for _ in range(1 if leaders else cell.phases):
+            per_host = 1.0 if leaders else cell.group_workers
+            devices = cell.of.workers if leaders else 1
+            groups.append(Group(len(groups), cell, per_host, devices, work))
+    return groups
+
+
+def _outcome(
+    experiment: spec.Experiment,
+    topology: Topology,
+    job: Job,
+    typical: Group,
+    step: float,
+    late: float,
+) -> Outcome:
+    work = typical.work
+    phases = {
+        "input": work.input_seconds,
+        "forward": work.forward_seconds,
+        "backward": work.backward_seconds,
+        "exchange_exposed": max(0.0, step - work.busy_seconds - work.input_seconds),
+        "update": work.update_seconds,
+        "wait": late,
+    }
+    samples = experiment.workload.global_batch_for(topology.workers)
+    return Outcome(
+        step_seconds=step + late,
+        samples_per_second=samples / (step + late),
+        phases=phases,
+        needs={"compute": work.busy_seconds, **job.needs()},
+        events=job.events,
+    )

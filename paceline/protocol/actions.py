@@ -1,0 +1,178 @@
+"""What machines are told beside messages, and what they want done: plain data, and all of it.
+
+Whoever carries actions out (the runtime, the virtual clock, a test) decides nothing: an action says
+whom, what and which. `member.py` is where they are carried out.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from paceline.protocol.messages import Message, Push, Settings
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Base of what a machine wants done."""
+
+
+class Send(Action, frozen=True, gc=False):
+    """Give a message to a member."""
+
+    to: str
+    message: Message
+    payload: int | None = None
+    """The chunk whose gradient (push), weights or mean (answer) goes with it; how it does, and
+    whether bytes move at all, is the carrier's affair."""
+
+    seat: bool = False
+    """For the seat in that member, not for its worker's side."""
+
+
+class Keep(Action, frozen=True, gc=False):
+    """Hold the gradient that came with this push until work takes it, or it is dropped."""
+
+    push: Push
+
+
+class Drop(Action, frozen=True, gc=False):
+    """Forget a gradient that was kept; its step has closed. It was counted as late."""
+
+    chunk: int
+    worker: int
+    step: int
+
+
+Kind = Literal["update", "mean", "measure", "apply"]
+Part = tuple[int, int, float]
+"""A worker, the step of its push, and the weight of its gradient."""
+
+
+class Work(Action, frozen=True):
+    """Something a server computes; the machine is told when it is done."""
+
+    kind: Kind
+    """`update`: the mean of the parts, times scale, through the optimizer. `mean`: the mean, times
+    scale, is what the answers carry. `measure`: keep the mean and say its norms. `apply`: update
+    with the mean that was kept."""
+
+    chunk: int
+    step: int
+    parts: tuple[Part, ...]
+    """In the order of workers, so that sums are the same in every run. Workers without a gradient
+    are left out, and count as zero; none at all means no update."""
+
+    settings: list[Settings] | None = None
+    """Hyper-parameters of each group for this very step; None: those of the plan."""
+
+    scale: float = 1.0
+    absent: tuple[int, ...] = ()
+    """Parameters in the chunk that got no gradient from anybody, and so are not updated."""
+
+
+class Usable(Action, frozen=True, gc=False):
+    """The weights of a chunk have come; a layer that waits for them may go on."""
+
+    chunk: int
+    version: int
+
+
+class Normed(Action, frozen=True):
+    """Every chunk of a held step is summed: the squared norm of each parameter's gradient."""
+
+    step: int
+    squared_norms: tuple[float, ...]
+
+
+class Blamed(Action, frozen=True):
+    """A server's answer to whom the open step of a chunk waits for."""
+
+    chunk: int
+    workers: tuple[int, ...]
+
+
+class AllReduce(Action, frozen=True):
+    """Sum a bucket over these workers; all of them name it in the same order."""
+
+    bucket: int
+    members: tuple[int, ...]
+    tag: int = 0
+    """Travels along and is summed too: equal on all members, or they mean different things."""
+
+
+class Note(Action, frozen=True):
+    """Something for the record."""
+
+    text: str
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Base of what a machine is told by its own member."""
+
+
+class Ready(Event, frozen=True, gc=False):
+    """The gradient of a chunk is made (or, `empty`, will not come this step)."""
+
+    chunk: int
+    empty: bool = False
+    absent: tuple[int, ...] = ()
+    hold: bool = False
+    """The script looks at the gradient's norm, or changes settings, before it calls `step`."""
+
+    mean: bool = False
+    """The script needs the averaged gradient: the workers update in this step."""
+
+
+class Departed(Event, frozen=True, gc=False):
+    """The network has taken a chunk that was sent; others may follow."""
+
+    chunk: int
+
+
+class Configured(Event, frozen=True):
+    """The optimizer's settings have changed; they hold from the next gradient or commit on."""
+
+    groups: list[Settings]
+
+
+class Used(Event, frozen=True):
+    """A forward pass used the chunks in this order: for each, its place in it."""
+
+    first_use: tuple[int, ...]
+
+
+class Stepped(Event, frozen=True, gc=False):
+    """The script called `optimizer.step()`; where the step is held its gradients are multiplied by
+    `scale` (clipping) and it may be updated."""
+
+    scale: float = 1.0
+
+
+class Fetch(Event, frozen=True, gc=False):
+    """Ask for the present weights of all chunks."""
+
+
+class Enter(Event, frozen=True, gc=False):
+    """Ask to take part in a job that runs."""
+
+
+class Exit(Event, frozen=True, gc=False):
+    """This worker's training is over."""
+
+
+class Lost(Event, frozen=True, gc=False):
+    """A member's connection has closed; all that it had sent and will ever arrive has arrived."""
+
+    member: str
+
+
+class Moved(Event, frozen=True, gc=False):
+    """A generation with other owners: what they were not known to have goes to the new ones."""
+
+    owners: tuple[int, ...]
+
+
+class Adopt(Event, frozen=True, gc=False):
+    """A seat serves one more chunk, which has seen `version` updates."""
+
+    chunk: int
+    version: int

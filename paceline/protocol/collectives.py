@@ -1,0 +1,289 @@
+"""Machines of the architectures that sum over all workers: `ring`, `average`, `hybrid`.
+
+A collective by gloo, NCCL or MPI is one action, `AllReduce`; what is decided here is which bucket
+is summed when, in an order that is the same on every worker, and what holds afterwards. The sum
+itself is the library's. In `hybrid` members of a host tell each other how far they are: real ones
+through flags in shared memory.
+"""
+
+from collections.abc import Sequence
+
+from paceline.errors import ExchangeError
+from paceline.protocol.actions import Action, AllReduce, Event, Send, Usable
+from paceline.protocol.messages import Message
+
+
+class Made(Event, frozen=True, gc=False):
+    """A bucket's gradients are all made."""
+
+    bucket: int
+
+
+class Finish(Event, frozen=True, gc=False):
+    """Backward is over: what is not made by now will not come in this step."""
+
+
+class Reduced(Event, frozen=True, gc=False):
+    """A bucket holds its sum; `tags` is the sum of the tags that went with it."""
+
+    bucket: int
+    tags: int = 0
+
+
+class RingMachine:
+    """`ring`: buckets leave as backward fills them, always in the same order.
+
+    A bucket is *usable* when its sum is there; a step's buckets are numbered in the order in which
+    backward makes them (last layer first). Their versions count steps.
+    """
+
+    def __init__(self, members: Sequence[int], buckets: int, *, step: int = 0) -> None:
+        self.step = step
+        self._members, self._buckets = tuple(members), buckets
+        self._made: set[int] = set()
+        self._started = self._reduced = 0
+
+    @property
+    def under_way(self) -> int:
+        """Buckets that were started and are not there."""
+        return self._started - self._reduced
+
+    def handle(self, event: Message | Event) -> list[Action]:
+        match event:
+            case Made():
+                self._made.add(event.bucket)
+                return self._start()
+            case Finish():
+                self._made.update(range(self._buckets))
+                return self._start()
+            case Reduced():
+                return self._take(event)
+        raise ExchangeError(f"a worker of a ring cannot handle {event!r}.")
+
+    def _start(self) -> list[Action]:
+        """In the same order on every worker, whatever the order of their gradients."""
+        actions: list[Action] = []
+        while self._started in self._made:
+            actions.append(AllReduce(self._started, self._members, tag=self.step))
+            self._started += 1
+        return actions
+
+    def _take(self, event: Reduced) -> list[Action]:
+        check_tags(event, self.step, self._members)
+        self._reduced += 1
+        if self._reduced == self._buckets:
+            self._made.clear()
+            self._started = self._reduced = 0
+            self.step += 1
+            return [Usable(event.bucket, self.step)]
+        return [Usable(event.bucket, self.step + 1)]
+
+
+def check_tags(event: Reduced, tag: int, members: Sequence[int]) -> None:
+    """Every member must have meant the same: their tags are equal, so the sum is known."""
+    if event.tags != tag * len(members):
+        raise ExchangeError(
+            f"workers summed different things: this one is at {tag}, all {len(members)} together "
+            f"at {event.tags}; let every worker take the same steps, and settle, save and evaluate "
+            "at the same ones."
+        )
+
+
+class Settle(Event, frozen=True, gc=False):
+    """The script looks at the weights: all workers must agree on them, out of turn if need be."""
+
+
+class Trained(Event, frozen=True, gc=False):
+    """One local step was taken."""
+
+
+class Agree(Action, frozen=True, gc=False):
+    """The mean of a round is there: take it for the weights (`late`: add what it changes to them,
+    as local steps were taken since it left)."""
+
+    round: int
+    late: bool = False
+
+
+class AverageMachine:
+    """`average`: a round every so many local steps.
+
+    Overlapped, a round's sum travels during the local steps of the next and is taken when that one
+    begins: always at the same step, however fast it was, so a run repeats exactly. The tag of a
+    round is its step, negative when it is out of turn: a worker that settles where others train on
+    is told so, instead of mixing two rounds.
+    """
+
+    def __init__(
+        self, members: Sequence[int], *, every: int, overlap: bool = False, step: int = 0
+    ) -> None:
+        self.step, self.rounds = step, 0
+        self.agreed = True
+        """No local step was taken since the last round ended."""
+        self._members, self._every, self._overlap = tuple(members), every, overlap
+        self._under_way: int | None = None
+        """Tag of the round whose sum is on its way."""
+        self._flying = False
+        """A round in turn was begun and not taken; overlapped ones only."""
+        self._next: int | None = None
+        """Tag of the round that begins when the one under way has ended."""
+
+    @property
+    def waits(self) -> bool:
+        """Training goes on only when the round under way has ended."""
+        return self._next is not None or (self._under_way is not None and not self._flying)
+
+    def handle(self, event: Message | Event) -> list[Action]:
+        match event:
+            case Trained() | Settle() if self.waits:
+                raise ExchangeError("a worker went on while the weights were being averaged.")
+            case Trained():
+                self.step += 1
+                self.agreed = False
+                return self._begin(self.step) if self.step % self._every == 0 else []
+            case Settle():
+                return [] if self.agreed else self._begin(-self.step)
+            case Reduced():
+                return self._reduced(event)
+        raise ExchangeError(f"a worker that averages cannot handle {event!r}.")
+
+    def _begin(self, tag: int) -> list[Action]:
+        """Take the round before this one, if it flies, and start."""
+        if self._under_way is not None:
+            self._next = tag
+            return []
+        actions: list[Action] = [Agree(self.rounds - 1, late=True)] if self._flying else []
+        self._flying = self._overlap and tag > 0
+        self._under_way = tag
+        self.rounds += 1
+        return [*actions, AllReduce(self.rounds - 1, self._members, tag)]
+
+    def _reduced(self, event: Reduced) -> list[Action]:
+        assert self._under_way is not None
+        check_tags(event, self._under_way, self._members)
+        self._under_way = None
+        if not self._flying:
+            self.agreed = True
+            return [Agree(event.bucket)]
+        if self._next is None:
+            return []
+        tag, self._next = self._next, None
+        return self._begin(tag)
+
+
+class Brought(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A member of the host has filled a bucket."""
+
+    worker: int
+    bucket: int
+    step: int
+
+
+class Summed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A member of the host has summed its stretch of a bucket; told to the leader."""
+
+    worker: int
+    bucket: int
+    step: int
+
+
+class Shared(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The leader has the sum over all hosts where the others can read it."""
+
+    bucket: int
+    step: int
+
+
+class SumStretch(Action, frozen=True, gc=False):
+    """Sum this member's stretch of a bucket over the members of its host; then tell `Stretched`."""
+
+    bucket: int
+    place: int
+    """Which of so many stretches."""
+
+    places: int
+
+
+class Stretched(Event, frozen=True, gc=False):
+    """A stretch was summed."""
+
+    bucket: int
+
+
+class HybridMachine:
+    """`hybrid`: each sums its stretch of every bucket; leaders exchange what their hosts summed."""
+
+    def __init__(
+        self, worker: int, hosts: Sequence[Sequence[int]], buckets: int, *, step: int = 0
+    ) -> None:
+        """`hosts`: the workers of each; the first leads."""
+        self.worker, self.step = worker, step
+        self._mates = next(tuple(mates) for mates in hosts if worker in mates)
+        self._leaders = tuple(mates[0] for mates in hosts)
+        self._leads = self._mates[0] == worker
+        self._buckets = buckets
+        self._brought: dict[tuple[int, int], set[int]] = {}
+        self._summed: dict[tuple[int, int], set[int]] = {}
+        """Step and bucket -> members that have: one who is a step ahead may tell of it."""
+        self._num_summed = self._num_sent = self._num_shared = 0
+
+    def handle(self, event: Message | Event) -> list[Action]:
+        match event:
+            case Made():
+                told = Brought(self.worker, event.bucket, self.step)
+                self._brought.setdefault((self.step, event.bucket), set()).add(self.worker)
+                return [*self._to_mates(told), *self._advance()]
+            case Brought():
+                self._brought.setdefault((event.step, event.bucket), set()).add(event.worker)
+                return self._advance()
+            case Stretched() if self._leads:
+                return self._count_summed(Summed(self.worker, event.bucket, self.step))
+            case Stretched():
+                told_leader = Summed(self.worker, event.bucket, self.step)
+                return [Send(f"worker{self._mates[0]}", told_leader)]
+            case Summed():
+                return self._count_summed(event)
+            case Reduced():
+                check_tags(event, self.step, self._leaders)
+                return self._share(event.bucket)
+            case Shared() if event.step == self.step:
+                return self._usable(event.bucket)
+        raise ExchangeError(f"a worker of a host cannot handle {event!r}.")
+
+    def _to_mates(self, message: Message) -> list[Action]:
+        return [Send(f"worker{mate}", message) for mate in self._mates if mate != self.worker]
+
+    def _advance(self) -> list[Action]:
+        """Sum what everybody has brought, bucket by bucket in the same order on all."""
+        actions: list[Action] = []
+        place, places = self._mates.index(self.worker), len(self._mates)
+        while len(self._brought.get((self.step, self._num_summed), ())) == places:
+            del self._brought[self.step, self._num_summed]
+            actions.append(SumStretch(self._num_summed, place, places))
+            self._num_summed += 1
+        return actions
+
+    def _count_summed(self, event: Summed) -> list[Action]:
+        self._summed.setdefault((event.step, event.bucket), set()).add(event.worker)
+        actions: list[Action] = []
+        while len(self._summed.get((self.step, self._num_sent), ())) == len(self._mates):
+            bucket, step = self._num_sent, self.step
+            del self._summed[step, bucket]
+            self._num_sent += 1
+            if len(self._leaders) > 1:
+                actions.append(AllReduce(bucket, self._leaders, tag=step))
+            else:
+                actions += self._share(bucket)
+        return actions
+
+    def _share(self, bucket: int) -> list[Action]:
+        return [*self._to_mates(Shared(bucket, self.step)), *self._usable(bucket)]
+
+    def _usable(self, bucket: int) -> list[Action]:
+        usable = Usable(bucket, self.step + 1)
+        self._num_shared += 1
+        if self._num_shared < self._buckets:
+            return [usable]
+        self._num_summed = self._num_sent = self._num_shared = 0
+        self.step += 1
+        return [usable, *self._advance()]

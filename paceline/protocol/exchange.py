@@ -1,0 +1,293 @@
+"""The worker's side of an exchange: which chunk goes next, to whom, and which weights are there.
+
+`handle(event) -> actions`, with no clock, socket or tensor. Once a step's gradients are made, the
+chunks that the next forward pass needs first go first, whoever serves them: in the order in which
+they were dealt, so that every seat gets its share of the link. While they are made, the newest
+stretch of backward goes first, and each stretch in the order in which it was made: were the newest
+chunk to go first, two workers a moment apart would send different ones, and servers would wait for
+the second of each pair until the end of the step (decision 0047).
+
+At most `window` chunks for each seat wait to depart, in all, so that an urgent chunk never queues
+behind many others. The window opens when a chunk has *departed*: opened by the answer it would
+deadlock, because an answer may wait for a worker that sends in another order.
+
+A worker begins a step when it has the answers of the one before: the seats rely on it.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from paceline.errors import ExchangeError
+from paceline.protocol.actions import (
+    Action,
+    Blamed,
+    Configured,
+    Departed,
+    Enter,
+    Event,
+    Exit,
+    Fetch,
+    Lost,
+    Moved,
+    Normed,
+    Ready,
+    Send,
+    Stepped,
+    Usable,
+    Used,
+)
+from paceline.protocol.messages import (
+    Admitted,
+    Answer,
+    Chosen,
+    Commit,
+    Configure,
+    Declare,
+    Join,
+    Leave,
+    Measured,
+    Message,
+    Missing,
+    Pull,
+    Push,
+    Reorder,
+    Settled,
+    Welcomed,
+)
+from paceline.protocol.plan import Plan
+
+STRETCHES = 6
+"""Into so many backward is divided. More of them leave chunks that others have sent for the end,
+fewer let the first layers wait; 3 to 6 were alike on ideal links."""
+
+
+class ExchangeMachine:
+    """One worker's view of all chunks."""
+
+    def __init__(self, plan: Plan, worker: int, *, step: int = 0, generation: int = 0) -> None:
+        """`step`: the first this worker makes, from weights that have seen all before it."""
+        self.worker, self.step, self.generation = worker, step, generation
+        self.late_chunks = 0
+        self._plan, self._owners = plan, plan.owners
+        self._members = [seat.member for seat in plan.seats]
+        self._own_seat = plan.seat_of(f"worker{worker}")
+        self._urgency: Sequence[int] = [chunk.first_use for chunk in plan.layout.chunks]
+        self._versions = [step] * len(plan.owners)
+        self._outstanding: dict[int, Push | Pull] = {}
+        self._made = 0
+        self._held_step: int | None = None
+        """The step that waits for this worker's commit, from its first push on."""
+        self._settings = 0
+        self._norms: dict[int, list[float]] = {}
+        """Chunk -> squared norms of the parts of its parameters, in the step being held."""
+        window = plan.rules.window
+        self._window = math.inf if window is None else window * len(plan.seats)
+        self._departing: set[int] = set()
+        self._queue: list[tuple[int, int, Push]] = []
+        """With what decides which goes next: its stretch and place in backward, or, once all are
+        made, its place in the next forward pass and its number."""
+        self._welcomes: set[int] = set()
+        """Seats that have not yet welcomed this worker."""
+        self._exits = False
+
+    @property
+    def outstanding(self) -> frozenset[int]:
+        """Chunks whose gradient was made, or weights asked for, and whose answer has not come."""
+        return frozenset(self._outstanding)
+
+    def version(self, chunk: int) -> int:
+        """How many updates the weights at hand have seen."""
+        return self._versions[chunk]
+
+    def handle(self, event: Message | Event) -> list[Action]:
+        match event:
+            case Answer():
+                return self._answered(event)
+            case Ready():
+                return self._ready(event)
+            case Departed():
+                self._departing.discard(event.chunk)
+                return self._fill()
+            case Chosen():
+                # Each worker passes it on: one of those chosen may be lost before it does.
+                return self._to_seats(event, but=self._plan.arbiter)
+            case Stepped():
+                return self._stepped(event)
+            case Configured():
+                self._settings += 1
+                number, groups = self._settings, event.groups
+                return self._to_seats(Configure(self.worker, number, groups, self.generation))
+            case Used():
+                self._urgency = event.first_use
+                return self._to_seats(Reorder(event.first_use)) if self.worker == 0 else []
+            case Measured():
+                return self._measured(event)
+            case Missing():
+                return [Blamed(event.chunk, tuple(event.workers))]
+            case Moved():
+                return self._moved(event.owners)
+        return self._come_or_go(event)
+
+    def _come_or_go(self, event: Message | Event) -> list[Action]:
+        arbiter = self._plan.arbiter
+        match event:
+            case Fetch():
+                return self._pull(version=0)
+            case Enter():
+                return [self._to_seat(arbiter, Join(self.worker))]
+            case Admitted():
+                return self._admitted(event)
+            case Welcomed(seat, generation) if generation == self.generation:
+                self._welcomes.discard(seat)
+                return [] if self._welcomes else self._settled()
+            case Welcomed():
+                return []
+            case Exit():
+                self._exits = True
+                return [] if self._welcomes else self._leave()
+            case Lost() if event.member in self._members:
+                raise ExchangeError(f"{event.member} is lost, and with it the chunks it served.")
+            case Lost():
+                return []
+        raise ExchangeError(f"a worker cannot handle {event!r}.")
+
+    def _to_seats(self, message: Message, but: int | None = None) -> list[Action]:
+        seats = [seat for seat in range(len(self._members)) if seat != but]
+        return [self._to_seat(seat, message) for seat in seats]
+
+    def _to_seat(self, seat: int, message: Message) -> Send:
+        return Send(self._members[seat], message, seat=True)
+
+    # Gradients.
+
+    def _ready(self, event: Ready) -> list[Action]:
+        chunk = event.chunk
+        if chunk in self._outstanding:
+            raise ExchangeError(
+                f"chunk {chunk} has two gradients in step {self.step}; "
+                "call backward once per step, or all but the last time inside no_sync()."
+            )
+        if self._made == 0 and self._plan.rules.mode == "quorum":
+            self.step = min(self._versions)
+        push = Push(
+            worker=self.worker,
+            chunk=chunk,
+            step=self.step,
+            version=self._versions[chunk],
+            empty=event.empty,
+            absent=event.absent,
+            hold=event.hold,
+            mean=event.mean,
+            settings=self._settings,
+            generation=self.generation,
+        )
+        if push.hold:
+            self._held_step = push.step
+        self._outstanding[chunk] = push
+        seat = self._owners[chunk]
+        if seat == self._own_seat:
+            return [self._send(push), *self._count_made()]
+        stretch = STRETCHES * self._made // len(self._owners)
+        heapq.heappush(self._queue, (-stretch, self._made, push))
+        return [*self._fill(), *self._count_made()]
+
+    def _count_made(self) -> list[Action]:
+        self._made += 1
+        if self._made < len(self._owners):
+            return []
+        self._queue = [(self._urgency[p.chunk], p.chunk, p) for _, _, p in self._queue]
+        heapq.heapify(self._queue)
+        declare = Declare(self.worker, self.step, self.generation)
+        self._made = 0
+        self.step += 1
+        if self._plan.rules.mode != "quorum":
+            return []
+        return [self._to_seat(self._plan.arbiter, declare)]
+
+    def _send(self, push: Push) -> Send:
+        payload = None if push.empty else push.chunk
+        return Send(self._members[self._owners[push.chunk]], push, payload, seat=True)
+
+    def _fill(self) -> list[Action]:
+        """Send while the window is open."""
+        actions: list[Action] = []
+        while self._queue and len(self._departing) < self._window:
+            _, _, push = heapq.heappop(self._queue)
+            self._departing.add(push.chunk)
+            actions.append(self._send(push))
+        return actions
+
+    def _answered(self, answer: Answer) -> list[Action]:
+        asked = self._outstanding.get(answer.chunk)
+        step = asked.step if isinstance(asked, Push) else -1
+        if asked is None or answer.step != step:
+            return []  # came before
+        del self._outstanding[answer.chunk]
+        self._versions[answer.chunk] = answer.version
+        self.late_chunks += answer.late
+        return [Usable(answer.chunk, answer.version)]
+
+    def _stepped(self, event: Stepped) -> list[Action]:
+        """A held step may be updated now."""
+        step, self._held_step = self._held_step, None
+        if step is None:
+            return []
+        self._norms = {}  # nobody asked for them
+        commit = Commit(self.worker, step, event.scale, self._settings, self.generation)
+        return self._to_seats(commit)
+
+    def _measured(self, event: Measured) -> list[Action]:
+        if event.step != self._held_step:
+            return []  # came before
+        self._norms[event.chunk] = event.squared_norms
+        if len(self._norms) < len(self._owners):
+            return []
+        layout, totals = self._plan.layout, [0.0] * len(self._plan.layout.parameters)
+        for chunk, norms in sorted(self._norms.items()):
+            for index, norm in zip(layout.chunks[chunk].parameters, norms, strict=True):
+                totals[index] += norm
+        self._norms = {}
+        return [Normed(event.step, tuple(totals))]
+
+    # Coming, going, moving.
+
+    def _pull(self, version: int) -> list[Action]:
+        actions: list[Action] = []
+        for chunk, seat in enumerate(self._owners):
+            pull = Pull(self.worker, chunk, version, self.generation)
+            self._outstanding[chunk] = pull
+            actions.append(self._to_seat(seat, pull))
+        return actions
+
+    def _admitted(self, admitted: Admitted) -> list[Action]:
+        """Tell every other seat, and ask for the weights of the step to start at."""
+        if admitted.generation <= self.generation:
+            return []  # came before
+        self.generation, self.step = admitted.generation, admitted.step
+        self._welcomes = set(range(len(self._members))) - {self._plan.arbiter}
+        told = self._to_seats(admitted, but=self._plan.arbiter)
+        return [*(told or self._settled()), *self._pull(admitted.step)]
+
+    def _settled(self) -> list[Action]:
+        """Every seat has welcomed this worker."""
+        settled = Settled(self.worker, self.generation)
+        left = self._leave() if self._exits else []
+        return [self._to_seat(self._plan.arbiter, settled), *left]
+
+    def _leave(self) -> list[Action]:
+        return self._to_seats(Leave(self.worker, self.step, self.generation))
+
+    def _moved(self, owners: Sequence[int]) -> list[Action]:
+        """Send again what former owners were not known to have."""
+        before, self._owners = self._owners, tuple(owners)
+        self._departing = {c for c in self._departing if owners[c] == before[c]}
+        waiting = {push.chunk for _, _, push in self._queue}
+        actions: list[Action] = []
+        for chunk, asked in self._outstanding.items():
+            if owners[chunk] != before[chunk] and chunk not in waiting:
+                if isinstance(asked, Push):
+                    actions.append(self._send(asked))
+                else:
+                    actions.append(self._to_seat(owners[chunk], asked))
+        return [*actions, *self._fill()]

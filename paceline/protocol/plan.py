@@ -1,0 +1,211 @@
+"""From parameters, options and a cluster's shape to a plan: chunks, who serves them, the rules.
+
+    plan = make_plan(sizes, spec.Server(mode="bounded"), Shape(workers=4, servers=2))
+
+One function for the runtime, the predictor and tests, so that what is planned is planned once. What
+cannot work is refused here, before anything starts.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import msgspec
+
+from paceline import spec
+from paceline.errors import SpecError
+from paceline.protocol.chunks import Layout, ParameterSize
+from paceline.protocol.messages import Settings
+from paceline.protocol.placement import Placement, Seat, cut_and_deal, deal, seats
+
+Mode = Literal["sync", "async", "bounded", "quorum"]
+
+SHARED_CHUNK_BYTES = 2 << 20, 512 << 10
+"""Preferred, and the least that makes sense, here and below. In shared memory only descriptors
+travel, and the work per chunk is what counts beside sums."""
+
+TRAVELLING_CHUNK_BYTES = 256 << 10, 64 << 10
+"""On a network a small chunk lets an urgent one overtake soon; beat 1 MiB in trials at 1 Gbit."""
+
+LOOPBACK_CHUNK_BYTES = 4 << 20, 256 << 10
+"""Inside one host the work per message is what limits, so messages are few."""
+
+TURN_SECONDS = 0.0005
+"""How long a server works before it looks again at what has come."""
+
+GATHER_SECONDS = 0.004
+"""Messages that move no payload are gathered this long while there is work, so that many share one
+parcel."""
+
+WHERE = "architecture server"
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """How many members there are, and which of them share a host."""
+
+    workers: int
+    servers: int = 0
+    hosts: tuple[int, ...] = ()
+    """The host of each member, workers first; left out: each has one of its own."""
+
+    @property
+    def on_one_host(self) -> bool:
+        members = self.workers + self.servers
+        return len(set(self.hosts)) == 1 if self.hosts else members == 1
+
+    @property
+    def mates(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of each host, in order of rank; the first of each leads."""
+        by_host: dict[int, list[int]] = {}
+        for worker in range(self.workers):
+            by_host.setdefault(self.hosts[worker] if self.hosts else worker, []).append(worker)
+        return tuple(tuple(found) for found in by_host.values())
+
+
+def on_one_host(workers: int, servers: int = 0) -> Shape:
+    return Shape(workers=workers, servers=servers, hosts=(0,) * (workers + servers))
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine goes by, beside the chunks."""
+
+    mode: Mode = "sync"
+    staleness: int = 0
+    """How many steps a worker may be ahead of the slowest; 0 in all modes but `bounded`."""
+
+    quorum: int = 0
+    """How many workers make a step; 0 in all modes but `quorum`."""
+
+    window: int | None = None
+    """Chunks for each seat that may wait to depart, in all; None where nothing departs."""
+
+    exclusive: bool = True
+    """A chunk's weights stay as they are from the answer until all workers push it again: they may
+    be read where they lie, and all workers end together."""
+
+    shared: bool = False
+    """Payloads lie in memory that all members see."""
+
+    updates: bool = True
+    """Servers may hold weights and update them; else they only return the mean of gradients."""
+
+    copies: bool = False
+    """A worker may write its next gradient before this one is summed: shared ones are copied."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the machines of one exchange must agree on."""
+
+    layout: Layout
+    owners: tuple[int, ...]
+    """The seat of each chunk."""
+
+    seats: tuple[Seat, ...]
+    workers: int
+    rules: Rules
+    groups: list[Settings] = msgspec.field(default_factory=list)
+    """Settings of each parameter group until a worker says otherwise."""
+
+    @property
+    def arbiter(self) -> int:
+        """The seat that chooses quorums and admits workers: one that serves a chunk."""
+        return self.owners[0]
+
+    def chunks_of(self, seat: int) -> list[int]:
+        return [chunk for chunk, owner in enumerate(self.owners) if owner == seat]
+
+    def seat_of(self, member: str) -> int | None:
+        """The seat in a member's process, if it has one."""
+        names = [seat.member for seat in self.seats]
+        return names.index(member) if member in names else None
+
+
+def make_plan(
+    parameters: Sequence[ParameterSize],
+    options: spec.Server,
+    shape: Shape,
+    groups: Sequence[Settings] = (),
+) -> Plan:
+    """The plan of one exchange; SpecError for what cannot work."""
+    check(options, shape)
+    table = seats(placement_of(options, shape), shape.workers, shape.servers)
+    preferred, least = suitable_bytes(options, shape)
+    shares = [seat.share for seat in table]
+    layout, owners = cut_and_deal(parameters, shares, preferred, least)
+    return Plan(
+        layout=layout,
+        owners=owners,
+        seats=table,
+        workers=shape.workers,
+        rules=rules_of(options, shape),
+        groups=list(groups),
+    )
+
+
+def rules_of(options: spec.Server, shape: Shape) -> Rules:
+    shared = shares_memory(options, shape)
+    staleness = options.staleness if options.mode == "bounded" else 0
+    return Rules(
+        mode=options.mode,
+        staleness=staleness,
+        quorum=quorum_of(options, shape.workers) if options.mode == "quorum" else 0,
+        window=None if shared else options.window,
+        exclusive=options.exclusive,
+        shared=shared,
+        updates=options.update != "worker",
+        copies=shared and staleness > 0,
+    )
+
+
+def check(options: spec.Server, shape: Shape) -> None:
+    """Refuse what cannot work, before anything starts."""
+    if options.placement == "optimal" and shape.servers == 0:
+        problem = "placement = optimal, and there are no servers to share with."
+        raise SpecError(WHERE, problem, "add --servers, or write placement=colocated.")
+    if options.mode == "quorum" and quorum_of(options, shape.workers) > shape.workers:
+        problem = f"quorum = {options.quorum} of {shape.workers} workers."
+        raise SpecError(WHERE, problem, f"write at most {shape.workers}.")
+    if options.update == "worker" and not options.exclusive:
+        problem = f"update = worker with mode = {options.mode}: weights would drift apart."
+        raise SpecError(WHERE, problem, "leave update out, or write mode=sync.")
+    if options.compression != "none" and shares_memory(options, shape):
+        problem = f"compression = {options.compression}, and gradients do not leave this host."
+        raise SpecError(WHERE, problem, "leave compression out, or write transport=tcp.")
+
+
+def placement_of(options: spec.Server, shape: Shape) -> Placement:
+    """`dedicated` without any server means that the workers serve."""
+    lacks_servers = options.placement == "dedicated" and shape.servers == 0
+    return "colocated" if lacks_servers else options.placement
+
+
+def quorum_of(options: spec.Server, workers: int) -> int:
+    """All but one, unless asked otherwise."""
+    return options.quorum or max(1, workers - 1)
+
+
+def shares_memory(options: spec.Server, shape: Shape) -> bool:
+    if options.transport == "shm" and not shape.on_one_host:
+        problem = "transport = shm, and the members are on several hosts."
+        raise SpecError(WHERE, problem, "write transport=tcp, or leave it out.")
+    return shape.on_one_host if options.transport == "auto" else options.transport == "shm"
+
+
+def suitable_bytes(options: spec.Server, shape: Shape) -> tuple[int, int]:
+    """The size of a chunk that suits the way it goes, and the least that makes sense."""
+    if options.chunk_bytes is not None:
+        return options.chunk_bytes, options.chunk_bytes
+    if shares_memory(options, shape):
+        return SHARED_CHUNK_BYTES
+    return LOOPBACK_CHUNK_BYTES if shape.on_one_host else TRAVELLING_CHUNK_BYTES
+
+
+def deal_without(plan: Plan, lost: Collection[int]) -> tuple[int, ...]:
+    """The owners in a generation that has lost these seats.
+
+    Only what they served is dealt anew, in proportion to the shares of those that are left: what
+    the others hold stays where it is.
+    """
+    left = [0.0 if seat in lost else s.share for seat, s in enumerate(plan.seats)]
+    orphans = [c for c, owner in zip(plan.layout.chunks, plan.owners, strict=True) if owner in lost]
+    adopted = dict(zip((c.index for c in orphans), deal(orphans, left), strict=True))
+    return tuple(adopted.get(chunk, owner) for chunk, owner in enumerate(plan.owners))

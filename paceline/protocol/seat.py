@@ -1,0 +1,510 @@
+"""The server's side of an exchange: when a chunk is updated, from whose gradients, and who is told.
+
+`handle(event) -> actions`, with no clock, socket or tensor. Chunks are independent of each other,
+so messages may come in any order, and twice. One rule covers the modes:
+
+  mode      a step closes when                a worker is answered when the chunk has seen
+  sync      every worker has pushed it        all steps up to its own
+  bounded   every worker has pushed it        all steps up to its own, less `staleness`
+  quorum    the chosen workers have pushed    its own step, counted or late
+  async     at each push                      its own push
+
+In `bounded` the update of a step is still the mean over all workers: `staleness = 0` is `sync`.
+In `quorum` the arbiter chooses the first k workers to have made a whole step.
+
+A closed step is *work*, which waits its turn here: `take` gives the most urgent (the chunk that
+forward passes use first), `done` says who may be answered now. A chunk's version counts the updates
+that are done.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from paceline.errors import ExchangeError
+from paceline.protocol.actions import (
+    Action,
+    Adopt,
+    Drop,
+    Event,
+    Keep,
+    Kind,
+    Lost,
+    Note,
+    Part,
+    Send,
+    Work,
+)
+from paceline.protocol.admission import Admission
+from paceline.protocol.membership import Roster
+from paceline.protocol.messages import (
+    Admitted,
+    Answer,
+    Assign,
+    Chosen,
+    Commit,
+    Configure,
+    Declare,
+    Inquire,
+    Join,
+    Leave,
+    Measured,
+    Message,
+    Missing,
+    Pull,
+    Push,
+    Reorder,
+    Settings,
+    Settled,
+    Welcomed,
+)
+from paceline.protocol.plan import Plan
+
+
+class _Step:
+    """The gradients of one chunk and step that have come so far."""
+
+    def __init__(self) -> None:
+        self.pushes: dict[int, Push] = {}
+        self.measured = False
+
+    def parts(self) -> tuple[Part, ...]:
+        weight = 1 / max(1, len(self.pushes))
+        pushes = [self.pushes[worker] for worker in sorted(self.pushes)]
+        return tuple((push.worker, push.step, weight) for push in pushes if not push.empty)
+
+    def absent(self) -> tuple[int, ...]:
+        """Parameters that no worker had a gradient for; all of a chunk's when all are empty."""
+        pushes = self.pushes.values()
+        some = [push for push in pushes if not push.empty] or list(pushes)
+        return tuple(sorted(set.intersection(*(set(push.absent) for push in some)))) if some else ()
+
+    @property
+    def mean(self) -> bool:
+        """What the workers want of this step; they must all want the same."""
+        wanted = {push.mean for push in self.pushes.values()}
+        if len(wanted) > 1:
+            averaging = [f"worker {w}" for w, push in sorted(self.pushes.items()) if push.mean]
+            raise ExchangeError(
+                f"{', '.join(averaging)} changed weights or gradients outside the optimizer, and "
+                "the others did not: every worker must do the same to its model."
+            )
+        return wanted == {True}
+
+
+class _Slot:
+    """One chunk: its updates, its open steps, who waits for an answer."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        """Updates done."""
+        self.closed = version
+        """Updates decided: those still waiting their turn too."""
+        self.steps: dict[int, _Step] = {}
+        self.seen: dict[int, int] = {}
+        """Worker -> the step of its last push: what is not above it came before."""
+        self.waiting: dict[int, tuple[int, Answer]] = {}
+        """Worker -> the version that may answer it, and the answer but for its version."""
+        self.absent: tuple[int, ...] = ()
+        """Of the newest mean: parameters that nobody had a gradient for."""
+
+
+class SeatMachine:
+    """One seat's view of the chunks it holds."""
+
+    def __init__(self, plan: Plan, seat: int, *, version: int = 0, assigned: bool = True) -> None:
+        """`version`: updates the chunks have seen already. `assigned`: their weights are there;
+        else pulls wait until worker 0 has sent them."""
+        self.seat, self.rules = seat, plan.rules
+        self.roster = Roster(plan.workers, version)
+        self.staleness: dict[int, Counter[int]] = {}
+        """Worker -> updates its weights lacked when its gradient came -> how often."""
+        self.late: Counter[int] = Counter()
+        """Worker -> gradients that came after their step had closed."""
+        self._plan = plan
+        self._slots = {chunk: _Slot(version) for chunk in plan.chunks_of(seat)}
+        self._urgency: Sequence[int] = [chunk.first_use for chunk in plan.layout.chunks]
+        self._queue: list[tuple[int, int, Work]] = []
+        self._count = 0
+        self._settings: dict[int, dict[int, list[Settings]]] = {}
+        """Worker -> number -> settings of each group."""
+        self._unsettled: list[Push] = []
+        """Pushes whose settings have not come."""
+        self._commits: dict[int, dict[int, Commit]] = {}
+        self._declared: dict[int, set[int]] = {}
+        self._chosen: dict[int, frozenset[int]] = {}
+        self._last_choice: Chosen | None = None
+        """As arbiter. Those it told may be lost before other seats know; a newcomer tells it then.
+        No earlier one can be unknown: a choice is made when all seats have closed those before."""
+        self._unassigned = set() if assigned else set(self._slots)
+        self._pulls: list[Pull] = []
+        self._admission = Admission(plan.rules)
+        self._noted: set[int] = set()
+        """Workers whose early end was noted."""
+
+    @property
+    def over(self) -> bool:
+        """Every worker has left: nobody is there to be served."""
+        return not self.roster.present
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue)
+
+    def version(self, chunk: int) -> int:
+        return self._slots[chunk].version
+
+    def missing(self, chunk: int) -> list[int]:
+        """Workers that the open step of a chunk really waits for."""
+        slot = self._slot(chunk)
+        step = slot.steps.get(slot.closed)
+        pushed = set(step.pushes) if step else set()
+        if slot.closed >= self._admission.limit:
+            return self._admission.pending
+        needed = self._needed(slot.closed)
+        if needed is None:  # a quorum that is not chosen: who could still make it
+            declared = self._declared.get(slot.closed, set())
+            return sorted(self.roster.present - declared - pushed)
+        if needed - pushed or step is None:
+            return sorted(needed - pushed)
+        commits = self._commits.get(slot.closed, {})
+        return sorted(w for w in needed if step.pushes[w].hold and w not in commits)
+
+    def take(self) -> Work | None:
+        """The most urgent work; the caller does it and then calls `done`."""
+        return heapq.heappop(self._queue)[2] if self._queue else None
+
+    def done(self, work: Work, squared_norms: Iterable[float] = ()) -> list[Action]:
+        """Work is done (`measure`: with the squared norm of each parameter's part)."""
+        if work.kind == "measure":
+            measured = Measured(work.chunk, work.step, list(squared_norms))
+            return [Send(f"worker{w}", measured) for w in sorted(self.roster.present)]
+        slot = self._slots[work.chunk]
+        slot.version += 1
+        slot.absent = work.absent if work.kind == "mean" else ()
+        return [*self._answer(slot), *self._answer_pulls()]
+
+    def handle(self, event: Message | Event) -> list[Action]:
+        match event:
+            case Push():
+                return self._push(event)
+            case Commit() | Declare() | Leave() | Configure() | Settled():
+                if not self.roster.admits(event.worker, event.generation):
+                    return []
+                return self._told(event)
+            case Chosen():
+                return self._take_choice(event)
+            case Pull():
+                self._pulls.append(event)
+                return self._answer_pulls()
+            case Assign():
+                self._unassigned.discard(event.chunk)
+                return self._answer_pulls()
+            case Reorder():
+                self._reorder(event.first_use)
+                return []
+            case Join() | Admitted():
+                return self._join(event)
+            case Lost():
+                return self._lose(event.member)
+            case Inquire():
+                missing = Missing(event.chunk, self.missing(event.chunk))
+                return [Send(f"worker{event.worker}", missing)]
+            case Adopt():
+                self._slots[event.chunk] = _Slot(event.version)
+                return []
+        raise ExchangeError(f"a server cannot handle {event!r}.")
+
+    def _told(self, event: Message) -> list[Action]:
+        match event:
+            case Commit():
+                # A worker commits a step only when all before it are closed everywhere.
+                self._commits = {s: who for s, who in self._commits.items() if s >= event.step}
+                self._commits.setdefault(event.step, {})[event.worker] = event
+                return self._close_all()
+            case Declare():
+                if event.step >= self._oldest() and event.step not in self._chosen:
+                    self._declared.setdefault(event.step, set()).add(event.worker)
+                return self._choose()
+            case Configure():
+                self._configure(event)
+                pushes = [push for push in self._unsettled if self._knows_settings(push)]
+                self._unsettled = [push for push in self._unsettled if push not in pushes]
+                counted = [action for push in pushes for action in self._count_push(push)]
+                return [*counted, *self._close_all()]
+            case Settled():
+                self._admission.settle(event.worker, event.generation)
+                return self._close_all()
+            case Leave():
+                return self._leave(event)
+        return []
+
+    # Gradients.
+
+    def _slot(self, chunk: int) -> _Slot:
+        try:
+            return self._slots[chunk]
+        except KeyError:
+            raise ExchangeError(f"chunk {chunk} is not held by this server.") from None
+
+    def _push(self, push: Push) -> list[Action]:
+        slot = self._slot(push.chunk)
+        if not self.roster.admits(push.worker, push.generation):
+            self.late[push.worker] += 1  # sent before it was lost, and overtaken by that news
+            return []
+        if push.step <= slot.seen.get(push.worker, -1):
+            return []  # came before
+        slot.seen[push.worker] = push.step
+        if not self._knows_settings(push):
+            self._unsettled.append(push)
+            return [Keep(push)]
+        return [Keep(push), *self._count_push(push)]
+
+    def _count_push(self, push: Push) -> list[Action]:
+        slot = self._slots[push.chunk]
+        index = slot.closed if self.rules.mode == "async" else push.step
+        self._count_staleness(slot, push)
+        notes = self._check_ended(push.step)
+        answer = Answer(push.worker, push.chunk, 0, step=push.step)
+        chosen = self._chosen.get(index)
+        if index < slot.closed or (chosen is not None and push.worker not in chosen):
+            # Where all are waited for, a closed step holds its gradient already: the chunk came
+            # here from another seat, and the answer was lost on the way.
+            late = self.rules.mode == "quorum" or push.worker not in self.roster.expected(index)
+            self._wait(slot, index, answer, late)
+            dropped = Drop(push.chunk, push.worker, push.step)
+            return [*notes, dropped, *self._answer(slot)]
+        self._wait(slot, index, answer, late=False)
+        slot.steps.setdefault(index, _Step()).pushes[push.worker] = push
+        return [*notes, *self._close(push.chunk, slot)]
+
+    def _wait(self, slot: _Slot, index: int, answer: Answer, late: bool) -> None:
+        if late:
+            self.late[answer.worker] += 1
+            answer = Answer(answer.worker, answer.chunk, 0, late=True, step=answer.step)
+        slot.waiting[answer.worker] = index + 1 - self.rules.staleness, answer
+
+    def _count_staleness(self, slot: _Slot, push: Push) -> None:
+        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.version
+        counts = self.staleness.setdefault(push.worker, Counter())
+        counts[newest - push.version] += 1
+
+    def _close_all(self) -> list[Action]:
+        return [a for chunk, slot in self._slots.items() for a in self._close(chunk, slot)]
+
+    def _close(self, chunk: int, slot: _Slot) -> list[Action]:
+        """Close every step that is complete, in order, then answer who may be answered."""
+        while (step := self._complete(slot)) is not None:
+            index = slot.closed
+            commits = self._needed_commits(index, step)
+            if commits is None:
+                if not step.measured:
+                    step.measured = True
+                    self._enqueue(Work("measure", chunk, index, step.parts()))
+                break
+            self._enqueue(self._decide(chunk, index, step, commits))
+            slot.steps.pop(index, None)
+            slot.closed += 1
+            if self._chosen:
+                self._chosen.pop(self._oldest() - 1, None)
+        return self._answer(slot)
+
+    def _answer(self, slot: _Slot) -> list[Action]:
+        due = [worker for worker, (needed, _) in slot.waiting.items() if needed <= slot.version]
+        actions: list[Action] = []
+        for worker in due:
+            _, held = slot.waiting.pop(worker)
+            answer = Answer(worker, held.chunk, slot.version, held.late, slot.absent, held.step)
+            actions.append(Send(f"worker{worker}", answer, held.chunk))
+        return actions
+
+    def _needed(self, index: int) -> frozenset[int] | None:
+        """Whose gradients the step waits for; None while a quorum is not chosen."""
+        if self.rules.mode == "async":
+            return frozenset()
+        if self.rules.mode == "sync" or self.rules.mode == "bounded":
+            return self.roster.expected(index)
+        chosen = self._chosen.get(index)
+        return None if chosen is None else chosen & self.roster.expected(index)
+
+    def _complete(self, slot: _Slot) -> _Step | None:
+        """The open step of a chunk, if all that it waits for is there."""
+        index, step = slot.closed, slot.steps.get(slot.closed)
+        if index >= self._admission.limit:
+            return None
+        needed = self._needed(index)
+        if step is None:
+            # All who would have made it were lost: an empty step, so that others can go on.
+            named = self.rules.mode != "async" and bool(self.roster.present)
+            return _Step() if named and needed == frozenset() else None
+        return step if needed is not None and needed <= step.pushes.keys() else None
+
+    def _needed_commits(self, index: int, step: _Step) -> dict[int, Commit] | None:
+        """The commits a step needs to be updated; None while one is missing."""
+        holders = [worker for worker, push in step.pushes.items() if push.hold]
+        if not holders:
+            return {}
+        known, expected = self._commits.get(index, {}), self.roster.expected(index)
+        commits = {worker: known.get(worker) for worker in holders if worker in expected}
+        found = {worker: commit for worker, commit in commits.items() if commit is not None}
+        if len(found) < len(commits) or not all(map(self._knows_settings, found.values())):
+            return None
+        return found
+
+    def _decide(self, chunk: int, index: int, step: _Step, commits: dict[int, Commit]) -> Work:
+        scales = {commit.scale for commit in commits.values()} or {1.0}
+        if len(scales) > 1:
+            raise ExchangeError(f"workers scale the gradient of step {index} differently: {scales}")
+        parts = step.parts()
+        first = step.pushes[parts[0][0]] if parts else None
+        settings = None
+        if first is not None:
+            held = commits.get(first.worker)
+            number = first.settings if held is None else held.settings
+            settings = self._settings[first.worker][number] if number else None
+        only_mean = step.mean or not self.rules.updates
+        kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
+        return Work(kind, chunk, index, parts, settings, scales.pop(), step.absent())
+
+    # The queue.
+
+    def _enqueue(self, work: Work) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self._urgency[work.chunk], self._count, work))
+
+    def _reorder(self, first_use: Sequence[int]) -> None:
+        self._urgency = first_use
+        self._queue = [(first_use[work.chunk], count, work) for _, count, work in self._queue]
+        heapq.heapify(self._queue)
+
+    # Settings, pulls.
+
+    def _knows_settings(self, message: Push | Commit) -> bool:
+        number = message.settings
+        return number == 0 or number in self._settings.get(message.worker, {})
+
+    def _configure(self, message: Configure) -> None:
+        """Learn settings, and forget those that nothing open goes by.
+
+        What is under way names the settings before these at the earliest: a worker changes them
+        once a step, and begins a step when all that it pushed has come.
+        """
+        known = self._settings.setdefault(message.worker, {})
+        known[message.number] = message.groups
+        pushes = [
+            step.pushes[message.worker]
+            for slot in self._slots.values()
+            for step in slot.steps.values()
+            if message.worker in step.pushes
+        ]
+        oldest = min([message.number - 1, *(push.settings for push in pushes)])
+        for number in [number for number in known if number < oldest]:
+            del known[number]
+
+    def _answer_pulls(self) -> list[Action]:
+        if not self._pulls:
+            return []
+        actions: list[Action] = []
+        waiting = []
+        for pull in self._pulls:
+            version = self._slot(pull.chunk).version
+            known = self.roster.admits(pull.worker, pull.generation)
+            if pull.chunk in self._unassigned or version < pull.version or not known:
+                waiting.append(pull)
+            else:
+                answer = Answer(pull.worker, pull.chunk, version)
+                actions.append(Send(f"worker{pull.worker}", answer, pull.chunk))
+        self._pulls = waiting
+        return actions
+
+    # Quorums.
+
+    def _choose(self) -> list[Action]:
+        """As arbiter: close the choice of every step that enough workers have made."""
+        actions: list[Action] = []
+        enough = min(self.rules.quorum, max(1, len(self.roster.present)))
+        for step in [s for s, who in self._declared.items() if len(who) >= enough]:
+            chosen = Chosen(step, tuple(sorted(self._declared.pop(step))))
+            if step not in self._chosen and step >= self._oldest():
+                self._last_choice = chosen
+                told = [Send(f"worker{w}", chosen) for w in sorted(self.roster.present)]
+                actions += [*told, *self._take_choice(chosen)]
+        return actions
+
+    def _take_choice(self, choice: Chosen) -> list[Action]:
+        """Drop what came from others for this step; heard from several workers, done once."""
+        if choice.step in self._chosen or choice.step < self._oldest():
+            return []
+        chosen = self._chosen[choice.step] = frozenset(choice.workers)
+        actions: list[Action] = []
+        for chunk, slot in self._slots.items():
+            step = slot.steps.get(choice.step)
+            for worker in sorted(step.pushes.keys() - chosen) if step else ():
+                assert step is not None
+                del step.pushes[worker]
+                actions.append(Drop(chunk, worker, choice.step))
+                if worker in slot.waiting:
+                    self._wait(slot, choice.step, slot.waiting[worker][1], late=True)
+        return [*actions, *self._close_all()]
+
+    def _oldest(self) -> int:
+        return min((slot.closed for slot in self._slots.values()), default=0)
+
+    # Coming and going.
+
+    def _join(self, event: Join | Admitted) -> list[Action]:
+        """Take a worker in: as arbiter decide from which step on, else do as it decided."""
+        newest = max((slot.closed for slot in self._slots.values()), default=0)
+        if isinstance(event, Join):
+            admitted = self._admission.admit(event.worker, self.roster.generation, newest)
+            answer: Message = admitted
+        else:
+            admitted = event
+            answer = Welcomed(self.seat, event.generation)
+        newcomer = admitted.worker, admitted.generation, admitted.step
+        for worker, generation, step in (*admitted.others, newcomer):
+            # Closed without it: it was lost, and the arbiter had heard of that before we have.
+            overtaken = self.rules.mode in ("sync", "bounded") and newest > step
+            if not self.roster.knows(worker) and not overtaken:
+                self.roster.join(worker, generation, step)
+        told = [answer] if self._last_choice is None else [answer, self._last_choice]
+        sends = [Send(f"worker{event.worker}", message) for message in told]
+        return [*sends, *self._close_all(), *self._answer_pulls()]
+
+    def _leave(self, event: Leave) -> list[Action]:
+        self.roster.leave(event.worker, event.steps)
+        furthest = max((max(s.seen.values(), default=-1) for s in self._slots.values()), default=-1)
+        notes = self._check_ended(furthest)
+        return [*notes, *self._choose(), *self._close_all(), *self._answer_pulls()]
+
+    def _check_ended(self, step: int) -> list[Action]:
+        """Some worker takes this step: where steps are exclusive all end together, or the script is
+        not what it was; elsewhere it is noted."""
+        if step < self.roster.first_end:
+            return []
+        ended = {w: s for w, s in self.roster.ended(step).items() if w not in self._noted}
+        told = ", ".join(
+            f"worker{worker} ended after {steps} steps" for worker, steps in ended.items()
+        )
+        if self.rules.exclusive:
+            raise ExchangeError(
+                f"{told}, and others are at step {step + 1}: every worker must take the same "
+                "number of steps. Take batches from paceline.shard(loader), and skip or stop on "
+                "all workers alike."
+            )
+        self._noted.update(ended)
+        return [Note(f"{told}, and others go on.")] if ended else []
+
+    def _lose(self, member: str) -> list[Action]:
+        """What it sent counts where it came; from here on nobody waits for it."""
+        worker = int(member.removeprefix("worker")) if member.startswith("worker") else -1
+        self.roster.lose(worker)
+        self._admission.lose(worker)
+        self._pulls = [pull for pull in self._pulls if pull.worker != worker]
+        for who in self._declared.values():
+            who.discard(worker)
+        for slot in self._slots.values():
+            slot.waiting.pop(worker, None)
+        dropped = [Drop(p.chunk, worker, p.step) for p in self._unsettled if p.worker == worker]
+        self._unsettled = [push for push in self._unsettled if push.worker != worker]
+        return [*dropped, *self._choose(), *self._close_all(), *self._answer_pulls()]

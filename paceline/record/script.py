@@ -1,0 +1,41 @@
+"""What to say about a script that ran on several workers and did not share its work."""
+
+from collections.abc import Mapping, Sequence
+
+from paceline import spec
+from paceline.record.entries import Member
+from paceline.record.summary import waits_for_all
+
+
+def warning(
+    experiment: spec.Experiment, members: Sequence[Member], steps: Mapping[str, int]
+) -> str:
+    """A sentence when `init`, `distribute` or `shard` was never called; else empty.
+
+    Every worker that called `init` left a record, with how often it called the other two. `steps`
+    are those that each worker took: in step, all take as many.
+    """
+    script, workers = experiment.workload.script, experiment.cluster.workers
+    if script is None or workers == 1:
+        return ""
+    own = [member.counters for member in members if member.role == "worker"]
+    if not own:
+        return (
+            f"{script.name} never called paceline.init(): {workers} workers ran all of it, each "
+            "for itself. Add the three lines (init, distribute, shard), or run it with -n 1."
+        )
+    counts = [found for counters in own if isinstance(found := counters.get("script"), dict)]
+    if counts and not any(count.get("distributed") for count in counts):
+        return (
+            f"{script.name} never called paceline.distribute(): {workers} workers trained apart, "
+            "each its own model. Pass it the model and the optimizer after paceline.init()."
+        )
+    if counts and not any(count.get("sharded") for count in counts):
+        return (
+            f"{script.name} never called paceline.shard(): unless it divides its data itself, all "
+            f"{workers} workers read the same samples. Pass it the data loader."
+        )
+    if waits_for_all(experiment.architecture) and len(set(steps.values())) > 1:
+        taken = ", ".join(f"{name} {count}" for name, count in steps.items())
+        return f"the workers took different numbers of steps ({taken}); each must take all of them."
+    return ""

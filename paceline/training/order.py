@@ -1,0 +1,176 @@
+"""The global batches of a sharded loader: what the plain loader would draw, on every worker alike.
+
+Each worker draws with its own sampler, so that its random numbers go on as in the plain script;
+what worker 0 drew is what counts. For `shuffle=True` only the seed of a pass travels, for a sampler
+of the user's the indices themselves: it may draw from any source of random numbers.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed import DistError
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from paceline.errors import DeadlineError, ExchangeError, SpecError
+from paceline.training.session import Session
+from paceline.training.stores import DEADLINE_SECONDS
+
+Group = list[list[Any]]
+"""What a step is made of: one list of indices, or one for each worker."""
+
+DRAWN_AT_ONCE = (SubsetRandomSampler, WeightedRandomSampler)
+"""Their passes are drawn whole before the first index is out, and may travel whole."""
+
+
+class Order:
+    """The groups of indices of each pass, in order.
+
+    `source` yields lists of indices, `join` of which make a group. With `seed` a shuffled pass is
+    drawn from (seed, epoch) alone, and nobody is asked.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[list[Any]],
+        session: Session,
+        name: str,
+        *,
+        join: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        self._source, self._session, self._name, self._join = source, session, name, join
+        sampler = source.sampler if type(source) is BatchSampler else None
+        self._is_fixed = type(sampler) is SequentialSampler
+        self._shuffler = sampler if type(sampler) is RandomSampler else None
+        self._at_once = type(sampler) in DRAWN_AT_ONCE
+        self._seed, self._epoch, self._last_seed = seed, 0, 0
+        self._passes = 0
+        if seed is not None and self._shuffler is None and not self._is_fixed:
+            drawn_by = type(source if sampler is None else sampler).__name__
+            fix = f"leave out seed, and seed {drawn_by} itself."
+            raise SpecError("shard", f"seed = {seed}, but {drawn_by} draws the order.", fix)
+
+    def __len__(self) -> int:
+        return -(-len(self._source) // self._join)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is `epoch`. It decides the order where a seed was given."""
+        self._epoch = epoch
+
+    def groups(self) -> Iterator[Group]:
+        """One pass; the pass begins when the first group is asked for."""
+        number, self._passes = self._passes, self._passes + 1
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        if self._shuffler is not None and (self._session.workers > 1 or self._seed is not None):
+            generator = self._generator(self._shuffler, f"{self._name}/{number}", epoch)
+            yield from self._shuffled(self._shuffler, generator)
+        elif self._is_fixed or self._session.workers == 1:
+            yield from self._joined(self._source)
+        else:
+            yield from self._from_worker_0(f"{self._name}/{number}")
+
+    def _joined(self, batches: Iterable[list[Any]]) -> Iterator[Group]:
+        drawn = iter(batches)
+        while group := [list(batch) for batch in islice(drawn, self._join)]:
+            yield group
+
+    def _shuffled(self, sampler: RandomSampler, generator: torch.Generator) -> Iterator[Group]:
+        assert isinstance(self._source, BatchSampler), "a shuffled order is made of plain batches"
+        alike = RandomSampler(
+            sampler.data_source, sampler.replacement, sampler.num_samples, generator
+        )
+        batches = BatchSampler(alike, self._source.batch_size, self._source.drop_last)
+        yield from self._joined(batches)
+
+    def _generator(self, sampler: RandomSampler, key: str, epoch: int) -> torch.Generator:
+        """What the pass is drawn with, at the state it has on worker 0."""
+        if self._seed is not None:
+            return torch.Generator().manual_seed(self._seed + epoch)
+        if sampler.generator is not None:
+            generator: torch.Generator = sampler.generator
+            state = agree(self._session, key, generator.get_state().numpy().tobytes().hex())
+            generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8))
+            return generator
+        drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
+        if 0 not in self._session.members:
+            drawn = self._last_seed + 1  # all that the others have in common
+        self._last_seed = int(agree(self._session, key, str(drawn)))
+        return torch.Generator().manual_seed(self._last_seed)
+
+    def _from_worker_0(self, key: str) -> Iterator[Group]:
+        session, own = self._session, self._joined(self._source)
+        for number in count():
+            if 0 not in session.members:
+                raise ExchangeError(
+                    f"worker 0 is lost, and it drew the samples with the script's own sampler "
+                    f"({type(self._source).__name__}) for all workers."
+                )
+            groups = list(own) if self._at_once else list(islice(own, 1))
+            text = encode(groups) if session.rank == 0 else ""
+            groups = decode(agree(session, f"{key}/{number}", text))
+            if not groups:
+                return
+            yield from groups
+
+
+def agree(session: Session, key: str, value: str) -> str:
+    """Worker 0's `value`, on every worker. The last to read it takes it out of the store.
+
+    Without worker 0 there is no store and nobody to ask: each keeps its own.
+    """
+    store = session.store
+    if session.workers == 1 or store is None or 0 not in session.members:
+        return value
+    if session.rank == 0:
+        store.set(key, value)
+        return value
+    try:
+        value = bytes(store.get(key)).decode()
+        if store.add(f"{key}/read", 1) == session.workers - 1:
+            store.delete_key(key)
+            store.delete_key(f"{key}/read")
+    except (DistError, RuntimeError) as error:
+        operation = "the next batch of a sharded loader"
+        raise DeadlineError(operation, DEADLINE_SECONDS, ["worker0"]) from error
+    return value
+
+
+def encode(groups: list[Group]) -> str:
+    """Groups as text: JSON, or Python literals where indices are more than whole numbers."""
+    plain = [[[_plain(index) for index in batch] for batch in group] for group in groups]
+    if all(type(index) is int for group in plain for batch in group for index in batch):
+        return msgspec.json.encode(plain).decode()
+    text = f"literal {plain!r}"
+    try:
+        same = decode(text) == plain
+    except (ValueError, SyntaxError):
+        same = False
+    if not same:
+        kinds = {type(index).__name__ for group in plain for batch in group for index in batch}
+        problem = f"the sampler draws indices of type {', '.join(sorted(kinds))}."
+        fix = "draw whole numbers, text or tuples of them, which can be told to other workers."
+        raise SpecError("shard", problem, fix)
+    return text
+
+
+def decode(text: str) -> list[Group]:
+    """The groups that `encode` wrote."""
+    if text.startswith("literal "):
+        groups: list[Group] = ast.literal_eval(text.removeprefix("literal "))
+        return groups
+    return msgspec.json.decode(text, type=list[Group])
+
+
+def _plain(index: Any) -> Any:
+    """Scalars of numpy and torch as Python's own."""
+    return index.item() if getattr(index, "ndim", None) == 0 else index

@@ -1,0 +1,71 @@
+"""What a terminal of 80 columns shows, and what is printed for other programs to read."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from paceline import engines, spec
+from paceline.cli.main import VERBS, main
+from tests.synthetic import synchronous_run
+
+
+def run(*arguments, columns=80):
+    """The command as a user types it."""
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**__import__("os").environ, "COLUMNS": str(columns)},
+        check=False,
+    )
+
+
+def test_asking_for_nothing_is_asking_for_help():
+    done = run()
+    assert done.returncode == 0
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_help_lists_no_engine_that_is_not_there():
+    printed = " ".join(run("train", "--help").stdout.split())
+    said = re.search(r"Engine: ([\w, ]+)\.", printed)[1]
+    assert set(re.findall(r"\w+", said)) - {"or"} == set(engines.ENGINES)
+
+
+LONG = "server:mode=bounded,staleness=4,placement=optimal,chunk=256KiB,window=16,compression=bf16"
+
+
+def test_a_dry_run_prints_a_file_that_can_be_read_back(capsys):
+    arguments = ["train", "--architecture", LONG, "--workers", "3", "--servers", "1", "--dry-run"]
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    read = spec.from_tables(tomllib.loads(capsys.readouterr().out), "printed")
+    assert spec.format_architecture(read.architecture) == LONG
+    with pytest.raises(SystemExit, match="0"):
+        main([*arguments, "--json"])
+    assert spec.from_tables(json.loads(capsys.readouterr().out), "printed") == read
+
+
+def test_a_dry_comparison_prints_a_file_that_can_be_read_back(capsys, tmp_path):
+    arguments = ["compare", "--architectures", f"ring {LONG}", "--workers", "2", "--dry-run"]
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    file = tmp_path / "comparison.toml"
+    file.write_text(capsys.readouterr().out)
+    assert LONG in spec.load_comparison(file).compare.architectures
+    with pytest.raises(SystemExit, match="0"):
+        main([*arguments, "--json"])
+    assert json.loads(capsys.readouterr().out)["compare"]["workers"] == [2]
+
+
+def test_no_line_of_an_explanation_is_wider_than_the_terminal(tmp_path):
+    run_folder = synchronous_run(tmp_path / "run", link="100mbit", exchange_seconds=0.4)
+    done = run("explain", str(run_folder.path))
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "…" not in done.stdout

@@ -1,0 +1,5 @@
+"""Pictures that nobody looks at."""
+
+
+def save_image(*_, **__):
+    pass

@@ -1,0 +1,104 @@
+"""Signals to the one who supervises: workers first, servers after them, and no patience twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import Interrupted
+from paceline.launch import MemberCommand, supervise
+from paceline.launch.interruption import Interruption
+
+WAITS = "while :; do sleep 0.05; done"
+
+
+def member(name: str, script: str) -> MemberCommand:
+    return MemberCommand(
+        name=name,
+        argv=("sh", "-c", script),
+        environment=dict(os.environ),
+        serves=name.startswith("server"),
+    )
+
+
+def interrupted(
+    *commands: MemberCommand, after: Path, numbers: tuple[int, ...] = (signal.SIGINT,)
+) -> Interrupted:
+    """Send this process signals, one by one, once every member has made its file in `after`."""
+    left = list(numbers)
+
+    def tick() -> None:
+        if left and len(list(after.glob("ready*"))) == len(commands):
+            os.kill(os.getpid(), left.pop(0))
+
+    with pytest.raises(Interrupted) as caught:
+        supervise(commands, output=lambda *said: None, tick=tick, deadline_seconds=30)
+    assert not left, "every signal was sent"
+    return caught.value
+
+
+def test_servers_stay_until_the_workers_have_ended(tmp_path: Path) -> None:
+    look = f"sleep 0.3; kill -0 $(cat {tmp_path}/pid) && touch {tmp_path}/served; exit 0"
+    error = interrupted(
+        member("worker0", f"trap '{look}' INT; touch {tmp_path}/ready0; {WAITS}"),
+        member("server0", f"echo $$ > {tmp_path}/pid; touch {tmp_path}/ready1; {WAITS}"),
+        after=tmp_path,
+    )
+    assert (tmp_path / "served").exists()
+    assert error.exit_status == 130
+
+
+def test_a_second_signal_ends_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.launch.process.GRACE_SECONDS", 0.3)
+    began = time.monotonic()
+    interrupted(
+        member("worker0", f"trap '' INT TERM; touch {tmp_path}/ready0; {WAITS}"),
+        after=tmp_path,
+        numbers=(signal.SIGINT, signal.SIGINT),
+    )
+    assert time.monotonic() - began < 15, "it did not wait for the script"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_are_passed_on_as_they_are(tmp_path: Path, number: signal.Signals) -> None:
+    name = number.name.removeprefix("SIG")
+    heard = f"trap 'touch {tmp_path}/heard; exit 0' {name}"
+    error = interrupted(
+        member("worker0", f"{heard}; touch {tmp_path}/ready0; {WAITS}"),
+        after=tmp_path,
+        numbers=(number,),
+    )
+    assert (tmp_path / "heard").exists()
+    assert error.exit_status == 128 + number
+
+
+def test_patience_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.launch.local.INTERRUPT_SECONDS", 0.3)
+    interrupted(member("worker0", f"trap '' INT; touch {tmp_path}/ready0; {WAITS}"), after=tmp_path)
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.received == [signal.SIGTERM]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """Under nohup, a closed terminal must not end a job."""
+    code = (
+        "import os, signal\n"
+        "from paceline.launch.interruption import Interruption\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with Interruption() as interruption:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    print(interruption.received)\n"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,292 @@
+"""A world for tests: any message under way may arrive next, and whoever can compute may do so next.
+
+The members and machines are the real ones; only the choice of what happens next is random. What
+must hold at every moment is checked where it happens, what must hold at the end in `check_ended`.
+"""
+
+from collections import Counter
+
+from paceline import spec
+from paceline.protocol.actions import (
+    Configured,
+    Departed,
+    Drop,
+    Enter,
+    Exit,
+    Keep,
+    Normed,
+    Note,
+    Ready,
+    Stepped,
+    Usable,
+    Work,
+)
+from paceline.protocol.chunks import ParameterSize
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.member import Member
+from paceline.protocol.messages import Answer, Push
+from paceline.protocol.plan import Shape, make_plan
+from paceline.protocol.seat import SeatMachine
+
+MOST_EVENTS = 5_000
+
+
+def make(workers, servers, chunks, **options):
+    """A plan in which every parameter is a chunk."""
+    parameters = [ParameterSize(name=f"p{i}", elements=16) for i in range(chunks)]
+    if not servers:
+        options["placement"] = "colocated"
+    shape = Shape(workers=workers, servers=servers)
+    return make_plan(parameters, spec.Server(chunk="64B", **options), shape)
+
+
+class Trainer:
+    """A script: gradients in any order, then wait for every weight, then the next step."""
+
+    def __init__(self, member, chunks, steps, *, script, joins=False):
+        self.member, self.machine, self.chunks = member, member.worker, chunks
+        self.script, self.steps, self.joins = script, steps, joins
+        self.taken = 0
+        self.unmade, self.normed, self.stepped = set(), -1, True
+        self.done = False
+
+    def has_started(self):
+        """One that joins begins when it was admitted and has all weights."""
+        if self.joins and self.machine.generation > 0 and not self.machine.outstanding:
+            self.joins = False
+        return not self.joins
+
+    def can_compute(self):
+        return not self.done and bool(self.unmade)
+
+    def compute(self, chunk):
+        self.unmade.remove(chunk)
+        mean, hold = (self.script.get(name, False) for name in ("mean", "touches"))
+        self.member.tell(Ready(chunk, mean=mean, hold=hold))
+
+    def settle(self):
+        """Do what the script does when it can: step, begin the next, or end."""
+        if self.done or self.unmade or not self.has_started():
+            return
+        if not self.stepped:
+            if self.script.get("touches"):
+                if self.normed < self.machine.step - 1:
+                    return
+                self.member.tell(Stepped(scale=0.5))
+            self.stepped = True
+            self.taken += 1
+        if self.machine.outstanding:
+            return
+        if self.is_last():
+            self.done = True
+            self.member.tell(Exit())
+            return
+        if self.script.get("schedule"):
+            self.member.tell(Configured([{"lr": float(self.machine.step)}]))
+        self.unmade, self.stepped = set(range(self.chunks)), False
+
+    def is_last(self):
+        """Where workers are waited for all end at the same step; else each makes its own number."""
+        named = self.machine._plan.rules.mode in ("sync", "bounded")
+        return (self.machine.step if named else self.taken) >= self.steps
+
+
+class World:
+    """One member's."""
+
+    def __init__(self, network, name):
+        self.network, self.name = network, name
+
+    def now(self):
+        self.network.moment += 0.001
+        return self.network.moment
+
+    def moves(self, send):
+        return 0 if send.payload is None or self.network.shared else 64
+
+    def post(self, to, sends):
+        self.network.post(self.name, to, sends)
+
+    def do(self, action):
+        self.network.do(self.name, action)
+
+
+class Network:
+    def __init__(self, rng, plan, steps, *, machines=(ExchangeMachine, SeatMachine), **script):
+        self.rng, self.plan, self.steps, self.script = rng, plan, steps, script
+        self.shared = script.pop("shared", False)
+        self.twice = script.pop("twice", False)
+        self.slow = script.pop("slow", None)
+        """(from, to)"""
+        self.killed = set()
+        self.moment = 0.0
+        self.flight = []
+        """(kind, from, to, what): parcels' messages, departures, work."""
+        self.members, self.trainers = {}, {}
+        self.kept, self.applied, self.dropped = {}, Counter(), Counter()
+        self.works, self.notes, self.pushes = [], [], []
+        self.versions = Counter()
+        """Chunk -> updates done."""
+        self.machines = machines
+        seats = {seat.member: index for index, seat in enumerate(plan.seats)}
+        for name in {**{f"worker{w}": w for w in range(plan.workers)}, **seats}:
+            seat = machines[1](plan, seats[name]) if name in seats else None
+            worker = int(name[6:]) if name.startswith("worker") else None
+            self.add(name, worker, seat)
+
+    def add(self, name, worker, seat, joins=False):
+        machine = None if worker is None else self.machines[0](self.plan, worker)
+        member = self.members[name] = Member(name, World(self, name), machine, seat)
+        if machine is not None:
+            chunks = len(self.plan.owners)
+            self.trainers[name] = Trainer(
+                member, chunks, self.steps, script=self.script, joins=joins
+            )
+
+    # What members want.
+
+    def post(self, source, to, sends):
+        for send in sends:
+            if isinstance(send.message, Answer):
+                assert send.message.version <= self.versions[send.message.chunk], "not done yet"
+            self.flight.append(("message", source, to, send))
+            if isinstance(send.message, Push):
+                self.flight.append(("departed", source, source, send.message.chunk))
+
+    def do(self, name, action):
+        match action:
+            case Keep(push):
+                key = push.chunk, push.worker, push.generation, push.step
+                assert key not in self.kept, "a gradient was taken twice"
+                self.kept[key] = push
+                self.pushes.append(push)
+            case Drop():
+                self.forget(action.chunk, action.worker, action.step)
+                self.dropped[action.worker, action.chunk] += 1
+            case Work():
+                self.flight.append(("work", name, name, action))
+            case Note():
+                self.notes.append(action.text)
+            case Normed():
+                self.trainers[name].normed = action.step
+            case Usable():
+                pass
+            case _:
+                raise AssertionError(action)
+
+    def forget(self, chunk, worker, step):
+        found = [k for k in self.kept if (k[0], k[1], k[3]) == (chunk, worker, step)]
+        assert found, "a gradient is asked for that is not there"
+        return self.kept.pop(found[0])
+
+    def perform(self, name, work):
+        self.works.append(work)
+        if work.kind != "apply":
+            for worker, step, _ in work.parts:
+                push = self.forget(work.chunk, worker, step)
+                key = work.chunk, worker, push.generation, step
+                self.applied[key] += 1
+                assert self.applied[key] == 1, "a gradient was applied twice"
+                if self.plan.rules.mode in ("sync", "bounded"):
+                    assert push.step == work.step
+        if work.kind != "measure":
+            self.versions[work.chunk] += 1
+        norms = [1.0] if work.kind == "measure" else ()
+        self.members[name].finished(work, norms)
+
+    # What happens.
+
+    def run(self):
+        for _ in range(MOST_EVENTS):
+            if not self.happen():
+                return self
+        raise AssertionError("it goes on and on")
+
+    def happen(self):
+        for trainer in self.trainers.values():
+            trainer.settle()
+        for member in self.members.values():
+            member.work()
+        moves = [("flight", i) for i in range(len(self.flight)) if self.may_happen(i)]
+        moves += [("compute", n) for n, t in self.trainers.items() if t.can_compute()]
+        if not moves:
+            return False
+        kind, which = self.rng.choice([m for m in moves if not self.is_slow(m)] or moves)
+        if kind == "compute":
+            trainer = self.trainers[which]
+            trainer.compute(self.rng.choice(sorted(trainer.unmade)))
+        else:
+            self.arrive(which)
+        return True
+
+    def is_slow(self, move):
+        """On the one way that is slow things move only when nothing else does."""
+        return move[0] == "flight" and self.flight[move[1]][1:3] == self.slow
+
+    def may_happen(self, index):
+        """News of a loss comes behind all that the lost one had sent there."""
+        kind, source, to, _ = self.flight[index]
+        if kind != "lost":
+            return True
+        return not any(f[0] in ("message", "again") and f[1:3] == (source, to) for f in self.flight)
+
+    def arrive(self, index):
+        kind, source, to, what = self.flight.pop(index)
+        if to not in self.members:
+            return
+        match kind:
+            case "message":
+                self.members[to].receive(what.message, for_seat=what.seat)
+                if self.twice and self.rng.random() < 0.2:
+                    self.flight.append(("again", source, to, what))
+            case "again":
+                self.members[to].receive(what.message, for_seat=what.seat)
+            case "departed" if to in self.trainers:
+                self.members[to].tell(Departed(what))
+            case "work":
+                self.perform(to, what)
+            case "lost":
+                self.members[to].lose(source)
+
+    # Coming and going.
+
+    def kill(self, worker):
+        """It dies: of what it had sent some is lost, and then every seat hears of it."""
+        name = f"worker{worker}"
+        assert self.plan.seat_of(name) is None
+        del self.members[name], self.trainers[name]
+        self.killed.add(worker)
+        self.flight = [
+            f for f in self.flight if f[2] != name and (f[1] != name or self.rng.random() < 0.5)
+        ]
+        for seat in self.plan.seats:
+            self.flight.append(("lost", name, seat.member, None))
+
+    def join(self, worker):
+        name = f"worker{worker}"
+        self.add(name, worker, None, joins=True)
+        self.members[name].tell(Enter())
+
+    # What must hold.
+
+    def check_ended(self):
+        assert not self.flight
+        waiting = {name: t.machine.outstanding for name, t in self.trainers.items() if not t.done}
+        assert not waiting, "someone waits for ever"
+        left = [key for key in self.kept if key[1] not in self.killed]
+        assert not left, "a gradient was taken and never summed"
+        assert all(m.seat.over for m in self.members.values() if m.seat is not None)
+        rules = self.plan.rules
+        if rules.mode in ("sync", "bounded"):
+            assert all(p.step - p.version <= rules.staleness for p in self.pushes)
+            late = {worker for worker, _ in self.dropped} - self.killed
+            assert not late, "a worker that is waited for was left out"
+
+    def decisions(self):
+        """What each chunk went through, in order."""
+        chunks = {}
+        for work in self.works:
+            chunks.setdefault(work.chunk, []).append(
+                (work.kind, work.step, work.parts, str(work.settings), work.scale)
+            )
+        return chunks

@@ -1,0 +1,227 @@
+"""Workers come and go while messages arrive in any order, some twice: what must hold in every run.
+
+`Network` checks at every moment that a gradient is applied at most once and that nobody is ahead of
+what staleness allows; here the run must also end. MUTANTS are broken machines, each of which must
+be caught by these very checks.
+"""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import ExchangeError
+from paceline.protocol import admission
+from paceline.protocol.actions import Adopt, Departed, Moved, Ready, Send
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.messages import Answer, Assign, Chosen, Pull, Push
+from paceline.protocol.plan import deal_without
+from paceline.protocol.seat import SeatMachine
+from tests.protocol.network import Network, make
+
+MODES = [
+    {"mode": "sync"},
+    {"mode": "bounded", "staleness": 0},
+    {"mode": "bounded", "staleness": 2},
+    {"mode": "quorum", "quorum": 1},
+    {"mode": "quorum"},
+    {"mode": "async"},
+]
+plots = st.lists(
+    st.tuples(st.sampled_from(["join", "kill"]), st.integers(0, 60)), min_size=1, max_size=5
+)  # what happens, and how many events later
+
+
+def a_way(rng, plan):
+    """From some worker, one that is still to come perhaps, to some seat, or back; or none."""
+    worker, seat = f"worker{rng.randrange(plan.workers + 2)}", rng.choice(plan.seats).member
+    return rng.choice([None, (worker, seat), (seat, worker)])
+
+
+def live(rng, network, plot):
+    """Let changes happen as plotted, then the rest of the run; returns the network."""
+    newest = network.plan.workers
+    for change, events in plot:
+        for _ in range(events):
+            network.happen()
+        able = [t.machine.worker for t in network.trainers.values() if not t.done]
+        able = [worker for worker in able if network.plan.seat_of(f"worker{worker}") is None]
+        if change == "join":
+            network.join(newest)
+            newest += 1
+        elif able:
+            network.kill(rng.choice(able))
+    return network.run()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    workers=st.integers(1, 4),
+    servers=st.integers(0, 3),
+    chunks=st.integers(1, 5),
+    steps=st.integers(1, 8),
+    mode=st.sampled_from(MODES),
+    plot=plots,
+    script=st.fixed_dictionaries(
+        {"twice": st.booleans(), "schedule": st.booleans(), "touches": st.booleans()}
+    ),
+)
+def test_whoever_comes_or_goes_the_others_end(
+    seed, workers, servers, chunks, steps, mode, plot, script
+):
+    rng = random.Random(seed)
+    plan = make(workers, servers, chunks, **mode)
+    script["touches"] &= plan.rules.exclusive
+    network = Network(rng, plan, steps, slow=a_way(rng, plan), **script)
+    live(rng, network, plot).check_ended()
+
+
+@pytest.mark.parametrize("mode", MODES[:3], ids=["sync", "bounded-0", "bounded-2"])
+def test_one_who_joins_takes_part_from_one_step_on_in_every_chunk(mode):
+    took_part = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        network = Network(rng, make(2, 2, 4, **mode), 9, schedule=True)
+        live(rng, network, [("join", rng.randrange(80))]).check_ended()
+        firsts = set()
+        for chunk in range(4):
+            works = [w for w in network.works if w.chunk == chunk and w.kind != "measure"]
+            steps = [work.step for work in works if len(work.parts) == 3]
+            assert steps == list(range(9))[9 - len(steps) :], "it was left out again"
+            firsts.add(steps[0] if steps else None)
+        assert len(firsts) == 1, "chunks of one step were summed over different workers"
+        took_part += firsts != {None}
+    assert took_part > 20
+
+
+def test_a_machine_starts_at_any_step_and_version():
+    plan = make(2, 1, 2)
+    network = Network(random.Random(0), plan, 103)
+    network.members["server0"].seat = SeatMachine(plan, 0, version=100)
+    network.versions.update({0: 100, 1: 100})
+    for worker in (0, 1):
+        name = f"worker{worker}"
+        machine = ExchangeMachine(plan, worker, step=100)
+        network.members[name].worker = network.trainers[name].machine = machine
+    network.run().check_ended()
+    assert {work.step for work in network.works} == {100, 101, 102}
+
+
+def test_only_those_are_named_that_the_open_step_waits_for():
+    seat = SeatMachine(make(4, 1, 1, mode="quorum", quorum=2), 0)
+    assert seat.missing(0) == [0, 1, 2, 3]
+    seat.handle(Push(0, 0, 0, 0))
+    assert seat.missing(0) == [1, 2, 3]
+    seat.handle(Chosen(0, (0, 2)))
+    assert seat.missing(0) == [2], "workers 1 and 3 are not in the quorum"
+    seat = SeatMachine(make(3, 1, 1), 0)
+    for worker in (0, 2):
+        seat.handle(Push(worker, 0, 0, 0))
+    assert seat.missing(0) == [1]
+    seat.handle(Push(1, 0, 0, 0, hold=True))
+    assert seat.missing(0) == [1], "its gradient is there, and held until it commits"
+
+
+def test_weights_are_given_out_when_they_are_there():
+    seat = SeatMachine(make(1, 1, 2), 0, assigned=False)
+    assert seat.handle(Pull(0, 1)) == []
+    assert seat.handle(Assign(0)) == []
+    assert seat.handle(Assign(1)) == [Send("worker0", Answer(0, 1, 0), 1)]
+
+
+def test_a_lost_servers_chunks_are_dealt_to_others_and_pushed_again():
+    plan = make(2, 3, 9)
+    owners = deal_without(plan, {1})
+    assert 1 not in owners
+    kept = [(a, b) for a, b in zip(plan.owners, owners, strict=True) if a != 1]
+    assert all(a == b for a, b in kept), "what the others hold stays where it is"
+    machine = ExchangeMachine(plan, 0)
+    sent = [send for chunk in range(9) for send in machine.handle(Ready(chunk))]
+    sent += [send for chunk in range(9) for send in machine.handle(Departed(chunk))]
+    assert len(sent) == 9
+    again = machine.handle(Moved(owners))
+    assert {send.message.chunk for send in again} == set(plan.chunks_of(1))
+    # The new owner has a copy that saw the update already, or one that did not.
+    adopted = SeatMachine(plan, 0)
+    first, second = (send.message for send in again[:2])
+    adopted.handle(Adopt(first.chunk, 1))
+    adopted.handle(Adopt(second.chunk, 0))
+    answer = Answer(0, first.chunk, 1, step=0)
+    assert adopted.handle(first)[-1] == Send("worker0", answer, first.chunk)
+    assert adopted.missing(second.chunk) == [0, 1]
+
+
+class ForgetsWhoCame(SeatMachine):
+    """Takes a gradient again when it comes again."""
+
+    def _push(self, push):
+        self._slots[push.chunk].seen.clear()
+        return super()._push(push)
+
+
+class WaitsForTheLost(SeatMachine):
+    def _lose(self, member):
+        return []
+
+
+class ForgetsTheNewcomer(SeatMachine):
+    """Welcomes a worker and takes its first step without it."""
+
+    def _join(self, event):
+        actions = super()._join(event)
+        if event.worker in self.roster._stays:
+            self.roster._stays[event.worker].since += 1
+            self.roster._settle()
+        return actions
+
+
+class AnswersOneStepEarly(SeatMachine):
+    def _wait(self, slot, index, answer, late):
+        super()._wait(slot, index - 1, answer, late)
+
+
+class IgnoresTheNews(ExchangeMachine):
+    """A worker that was admitted and starts at step 0."""
+
+    def _admitted(self, admitted):
+        actions = super()._admitted(admitted)
+        self.step = 0
+        return actions
+
+
+SEATS = [ForgetsWhoCame, WaitsForTheLost, ForgetsTheNewcomer, AnswersOneStepEarly]
+MUTANTS = [
+    *((ExchangeMachine, seat) for seat in SEATS),
+    (IgnoresTheNews, SeatMachine),
+]
+
+
+def is_caught(machines, seeds=range(150)):
+    for seed in seeds:
+        rng = random.Random(seed)
+        plan = make(3, 2, 3, mode="bounded", staleness=rng.randrange(2))
+        network = Network(rng, plan, 8, machines=machines, twice=True, slow=a_way(rng, plan))
+        plot = [("join", rng.randrange(60)), ("kill", rng.randrange(60))]
+        try:
+            live(rng, network, plot).check_ended()
+        except (AssertionError, ExchangeError, KeyError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("machines", MUTANTS, ids=lambda pair: "-".join(m.__name__ for m in pair))
+def test_a_broken_machine_is_caught(machines):
+    assert is_caught(machines)
+    assert not is_caught((ExchangeMachine, SeatMachine), range(20))
+
+
+@pytest.mark.parametrize("broken", ["closes too soon", "admits too early"])
+def test_a_broken_admission_is_caught(monkeypatch, broken):
+    """Without the arbiter's patience some chunk closes the newcomer's first step without it."""
+    if broken == "closes too soon":
+        monkeypatch.setattr(admission.Admission, "limit", property(lambda self: 10**9))
+    else:
+        monkeypatch.setattr(admission, "LEEWAY_STEPS", -1)
+    assert is_caught((ExchangeMachine, SeatMachine), range(2000))

@@ -1,0 +1,106 @@
+"""One plan for runtime, predictor and tests: who serves, by which rules, and what is refused."""
+
+import pytest
+
+from paceline import spec
+from paceline.errors import SpecError
+from paceline.protocol.chunks import ParameterSize
+from paceline.protocol.plan import (
+    LOOPBACK_CHUNK_BYTES,
+    SHARED_CHUNK_BYTES,
+    TRAVELLING_CHUNK_BYTES,
+    Shape,
+    make_plan,
+    on_one_host,
+    suitable_bytes,
+)
+
+SIZES = [ParameterSize(name=f"w{i}", elements=1 << 18) for i in range(8)]
+APART = Shape(workers=3, servers=2)
+
+
+def plan(shape=APART, **options):
+    return make_plan(SIZES, spec.Server(**options), shape)
+
+
+def test_rules_follow_mode_and_place():
+    rules = plan().rules
+    assert (rules.exclusive, rules.shared, rules.window, rules.staleness) == (True, False, 2, 0)
+    bounded = plan(mode="bounded", staleness=2).rules
+    assert (bounded.exclusive, bounded.staleness, bounded.copies) == (False, 2, False)
+    assert plan(on_one_host(3, 2), mode="bounded", staleness=2).rules.copies
+    assert plan(mode="bounded", staleness=0).rules.exclusive
+    assert plan(staleness=5).rules.staleness == 0, "only in bounded"
+    assert plan(mode="quorum").rules.quorum == 2, "all but one"
+    assert plan(quorum=1).rules.quorum == 0, "only in quorum"
+    assert plan(on_one_host(3, 2)).rules.window is None, "nothing departs in shared memory"
+    assert not plan(update="worker").rules.updates
+
+
+def test_without_servers_the_workers_serve():
+    seats = plan(Shape(workers=2)).seats
+    assert [seat.member for seat in seats] == ["worker0", "worker1"]
+    assert plan(Shape(workers=2)).seat_of("worker1") == 1
+    assert plan().seat_of("worker1") is None
+
+
+def test_chunks_suit_the_way_they_go():
+    asked = spec.Server()
+    assert suitable_bytes(asked, APART) == TRAVELLING_CHUNK_BYTES
+    assert suitable_bytes(asked, on_one_host(3, 2)) == SHARED_CHUNK_BYTES
+    loopback = spec.Server(transport="tcp")
+    assert suitable_bytes(loopback, on_one_host(3, 2)) == LOOPBACK_CHUNK_BYTES
+    assert suitable_bytes(spec.Server(chunk="1MiB"), APART) == (1 << 20, 1 << 20)
+
+
+def test_the_arbiter_serves_a_chunk_however_small_the_model():
+    tiny = [ParameterSize(name="w", elements=1)]
+    made = make_plan(tiny, spec.Server(placement="optimal"), Shape(workers=4, servers=1))
+    assert made.chunks_of(made.arbiter) == [0]
+
+
+def test_hosts_tell_who_leads():
+    shape = Shape(workers=4, hosts=(7, 3, 7, 3))
+    assert shape.mates == ((0, 2), (1, 3))
+    assert not shape.on_one_host
+    assert Shape(workers=2).mates == ((0,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "told"),
+    [
+        ({"placement": "optimal"}, Shape(workers=2), "no servers to share with"),
+        ({"mode": "quorum", "quorum": 4}, APART, "quorum = 4 of 3 workers"),
+        ({"mode": "async", "update": "worker"}, APART, "weights would drift apart"),
+        ({"compression": "fp16"}, on_one_host(2), "do not leave this host"),
+        ({"transport": "shm"}, APART, "on several hosts"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(options, shape, told):
+    with pytest.raises(SpecError, match=told):
+        plan(shape, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "servers", "waits", "exclusive"),
+    [
+        ("single", False, True, True),
+        ("ring", False, True, True),
+        ("average", False, True, False),
+        ("hybrid", False, True, True),
+        ("hybrid:between=server", True, True, True),
+        ("server", True, True, True),
+        ("server:placement=colocated", False, True, True),
+        ("server:mode=bounded", True, True, False),
+        ("server:mode=bounded,staleness=0", True, True, True),
+        ("server:mode=quorum", True, False, False),
+        ("server:mode=async", True, False, False),
+    ],
+)
+def test_an_architecture_says_what_it_is(text, servers, waits, exclusive):
+    options = spec.parse_architecture(text)
+    assert (options.takes_servers, options.waits_for_all, options.exclusive) == (
+        servers,
+        waits,
+        exclusive,
+    )

@@ -1,0 +1,26 @@
+"""Two batches make one step; the first one's gradients are not exchanged."""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for number, (x, y) in enumerate(paceline.shard(loader(16), batch="global")):
+    is_last = number % 2 == 1
+    with contextlib.nullcontext() if is_last else paceline.no_sync():
+        loss = F.mse_loss(model(x), y) / 2
+        loss.backward()
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+result = {"weights": numbers(model)}

@@ -1,0 +1,23 @@
+"""Layers take turns."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal", "server:mode=*": "refused: trains other tensors"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
+    model.first.requires_grad_(step % 2 == 0)
+    model.last.requires_grad_(step % 2 == 1)
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

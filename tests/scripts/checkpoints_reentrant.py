@@ -1,0 +1,23 @@
+"""A layer is computed again by a backward inside backward."""
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for x, y in paceline.shard(loader(), batch="global"):
+    x.requires_grad_(True)
+    optimizer.zero_grad()
+    loss = F.mse_loss(model.last(checkpoint(model.encode, x, use_reentrant=True)), y)
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

@@ -1,0 +1,23 @@
+"""Clipping by global norm, torch's own."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"server:mode=*": "runs"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+norms = []
+for x, y in paceline.shard(loader(), batch="global"):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))
+    optimizer.step()
+result = {"weights": numbers(model), "norms": numbers(norms)}

@@ -1,0 +1,28 @@
+"""The weights are used without any module being called."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for x, y in paceline.shard(loader(), batch="global"):
+    optimizer.zero_grad()
+    loss = F.mse_loss(
+        F.linear(
+            torch.tanh(F.linear(x, model.first.weight, model.first.bias)),
+            model.last.weight,
+            model.last.bias,
+        ),
+        y,
+    )
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

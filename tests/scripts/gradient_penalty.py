@@ -1,0 +1,23 @@
+"""The norm of the gradient of the inputs is part of the loss: backward through backward."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for x, y in paceline.shard(loader(), batch="global"):
+    x.requires_grad_(True)
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (loss + ((gradient.norm(dim=1) - 1) ** 2).mean()).backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

@@ -1,0 +1,29 @@
+"""Weights are initialized after distribute."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {
+    "average:every=1": "equal",
+    "server:mode=*": "refused: changes weights outside the optimizer",
+}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+
+for layer in (model.first, model.last):
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+for x, y in paceline.shard(loader(), batch="global"):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

@@ -1,0 +1,20 @@
+"""Gradients are never cleared: each step adds to them."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "runs"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+model, optimizer = paceline.distribute(model, optimizer)
+for x, y in paceline.shard(loader(), batch="global"):
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

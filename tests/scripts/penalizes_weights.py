@@ -1,0 +1,22 @@
+"""The weights are part of the loss."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for x, y in paceline.shard(loader(), batch="global"):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    penalty = sum(parameter.pow(2).sum() for parameter in model.parameters())
+    (loss + 0.01 * penalty).backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

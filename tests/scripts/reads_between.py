@@ -1,0 +1,26 @@
+"""Weights are read between backward and step."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {
+    "average:every=1": "equal",
+    "server*": "refused: read between backward and optimizer.step()",
+}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+norms = []
+for x, y in paceline.shard(loader(), batch="global"):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    norms.append(sum(parameter.norm() for parameter in model.parameters()))
+    optimizer.step()
+result = {"weights": numbers(model), "norms": numbers(norms)}

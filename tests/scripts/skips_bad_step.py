@@ -1,0 +1,25 @@
+"""A step is skipped on all workers when the loss is bad."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+losses = []
+for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y + 5 * (step in (4, 7)))
+    losses.append(paceline.mean(loss))
+    if losses[-1] > 10:
+        continue
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model), "losses": numbers(losses)}

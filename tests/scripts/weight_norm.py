@@ -1,0 +1,23 @@
+"""A layer's weight is computed from direction and length."""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import parametrizations
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+parametrizations.weight_norm(model.first)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for x, y in paceline.shard(loader(), batch="global"):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+result = {"weights": numbers(model)}
