@@ -9,7 +9,6 @@ import msgspec
 
 from paceline import spec
 from paceline.architectures.base import Architecture, Context
-from paceline.errors import SpecError
 
 TABLE: dict[str, str] = {
     "single": "paceline.architectures.single:SingleArchitecture",
@@ -17,6 +16,8 @@ TABLE: dict[str, str] = {
     "server": "paceline.architectures.server:build",
     "average": "paceline.architectures.average:AverageArchitecture",
     "hybrid": "paceline.architectures.hybrid:HybridArchitecture",
+    "replicated": "paceline.architectures.replicated:ReplicatedArchitecture",
+    "pipeline": "paceline.architectures.pipeline:PipelineArchitecture",
 }
 """Name -> what makes one from `(options, context)`, loaded when asked for."""
 
@@ -55,16 +56,7 @@ def resolve(
     return spec.Ring(), "an all-reduce uses every link in both directions and needs no servers"
 
 
-def require_known(options: spec.Architecture) -> None:
-    """Raise SpecError for an architecture that can be written but is not in this version."""
-    name = spec.architecture_name(options)
-    if name not in TABLE:
-        problem = f'"{name}" is not in this version yet.'
-        raise SpecError("architecture", problem, f"use one of: {', '.join(TABLE)}.")
-
-
 def _entry(table: dict[str, str], options: spec.Architecture) -> Callable[..., Any]:
-    require_known(options)
     module, _, attribute = table[spec.architecture_name(options)].partition(":")
     entry: Callable[..., Any] = getattr(import_module(module), attribute)
     return entry

@@ -12,12 +12,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from paceline.architectures.base import Context
-from paceline.errors import ExchangeError, MissingError
+from paceline.errors import ExchangeError, MissingError, SpecError
 
 
 class Group:
@@ -114,12 +115,24 @@ def interface_of(address: str) -> str | None:
 
 
 def backend_for(context: Context, asked: str) -> str:
-    """What `auto` means here: NCCL between GPUs, MPI where its own mpirun started us, else gloo."""
+    """What `auto` means here: NCCL between GPUs, MPI where its own mpirun started us, else gloo.
+
+    NCCL wants a GPU for every worker. Where several share one, for a trial, gloo goes through main
+    memory.
+    """
+    identity = context.identity
+    if context.device.type == "cuda" and asked in ("auto", "nccl"):
+        workers, gpus = min(identity.local_members, identity.workers), torch.cuda.device_count()
+        if workers <= gpus:
+            return "nccl"
+        shared = f"{workers} workers of this host share {gpus} GPU{'s' if gpus > 1 else ''}"
+        if asked == "nccl":
+            problem = f"backend = nccl, and {shared}; NCCL needs one for each."
+            raise SpecError("architecture", problem, f"write --workers {gpus}, or backend=gloo.")
+        context.note(f"{shared}: gloo exchanges through main memory, not NCCL. A trial, no speed.")
+        return "gloo"
     if asked != "auto":
         return asked
-    if context.device.type == "cuda":
-        return "nccl"
-    identity = context.identity
     started_by_mpi = "OMPI_COMM_WORLD_SIZE" in os.environ and identity.launcher == "mpirun"
     if started_by_mpi and identity.servers == 0 and find_spec("mpi4py") is not None:
         return "mpi"

@@ -20,7 +20,9 @@ def command(
     model: Annotated[str, typer.Option(help="A built-in model, or module:function.")],
     batch: Annotated[int, typer.Option(help="Samples in a step.")] = 32,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16 by autocast.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="float32, tf32, or bfloat16 by autocast.")
+    ] = "float32",
     layout: Annotated[str, typer.Option(help="channels-first or channels-last.")] = "channels-last",
     shape: Annotated[str, typer.Option(help="One sample, such as 3x32x32; the model's own.")] = "",
     threads: Annotated[int | None, typer.Option(help="Compute threads on a CPU.")] = None,
@@ -34,7 +36,9 @@ def command(
     from paceline.spec.profile import save_profile
 
     _check("--device", device, ("cpu", "cuda"))
-    _check("--precision", precision, ("float32", "bfloat16"))
+    _check("--precision", precision, ("float32", "tf32", "bfloat16"))
+    if precision == "tf32" and device == "cpu":
+        _check("--precision", precision, ("float32", "bfloat16"))
     _check("--layout", layout, ("channels-first", "channels-last"))
     profile = _measure(model, batch, device, precision, layout, shape, threads, repeats, name)
     path = out or Path(f"{profile.device}-{model.replace(':', '-')}-{precision}.json")
@@ -87,6 +91,9 @@ def _measure(
     torch.manual_seed(0)
     if device == "cpu":
         torch.set_num_threads(threads or 1)
+    rounds = precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounds
+    torch.backends.cudnn.benchmark = True
     measured = profiling.profile(
         models.build(model, input_shape=input_shape).to(device),
         input_shape,

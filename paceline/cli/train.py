@@ -38,7 +38,20 @@ def command(
     device: flags.Device = None,
     dilation: Annotated[float | None, typer.Option(help="Slow the tunnel by this.")] = None,
     container: Annotated[str | None, typer.Option(help="Start members inside, …")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Order of pictures: auto, channels-first, channels-last.")
+    ] = None,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="The same as --layout channels-last.")
+    ] = False,
     compile: Annotated[bool | None, typer.Option("--compile/--no-compile")] = None,
+    graph: Annotated[str | None, typer.Option(help="CUDA graphs: auto, on or off.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Backward passes per step.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Share spread over all.")] = None,
+    cache: Annotated[
+        bool | None, typer.Option("--cache/--no-cache", help="Decode photographs once.")
+    ] = None,
     evaluate: Annotated[bool | None, typer.Option("--evaluate/--no-evaluate")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between two.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on from this run folder.")] = None,
@@ -77,7 +90,13 @@ def command(
             "device": device,
             "dilation": dilation,
             "container": container,
+            "precision": precision,
+            "layout": "channels-last" if channels_last else layout,
             "compile": compile,
+            "graph": graph,
+            "accumulate": accumulate,
+            "label_smoothing": label_smoothing,
+            "cache": cache,
             "evaluate": evaluate,
             "checkpoint_every": checkpoint_every,
             "resume": resume,

@@ -40,7 +40,14 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
     if described is not None and not fits and workload.data != "synthetic":
         problem = f"{workload.model} cannot train on {workload.data}."
         raise SpecError("--data", problem, f"use --data {described.data} or synthetic.")
-    return with_choice(experiment)
+    chosen = with_choice(experiment)
+    works_on_gpus = not isinstance(chosen.architecture, spec.Server | spec.Hybrid)
+    if chosen.engine == "here" and _gpus() and not works_on_gpus:
+        name = spec.architecture_name(chosen.architecture)
+        problem = f"{name} works in main memory, and built-in workloads here train on a GPU."
+        fix = "use ring, or hide the GPU: CUDA_VISIBLE_DEVICES= paceline train …"
+        raise SpecError("--architecture", problem, fix)
+    return chosen
 
 
 def with_choice(experiment: spec.Experiment) -> spec.Experiment:
@@ -50,7 +57,6 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
     chosen, reason = architectures.resolve(
         experiment.architecture, workers=cluster.workers, hosts=hosts, gpus=_gpus()
     )
-    architectures.require_known(chosen)
     if isinstance(experiment.architecture, spec.Auto):
         text = f"architecture: {spec.format_architecture(chosen)}, because {reason}"
         console.err.print(text, soft_wrap=True, markup=False)

@@ -19,6 +19,7 @@ from paceline.data import (
     text,
 )
 from paceline.data.base import Batch, Dataset, Request
+from paceline.data.feed import DeviceLoader
 from paceline.data.loader import BatchSource, Loader
 from paceline.data.sampling import GlobalBatches, part_of, split
 from paceline.errors import MissingError, SpecError, suggest
@@ -27,6 +28,7 @@ __all__ = [
     "Batch",
     "BatchSource",
     "Dataset",
+    "DeviceLoader",
     "GlobalBatches",
     "Loader",
     "names",
@@ -63,12 +65,14 @@ def open(
     num_classes: int | None = None,
     num_samples: int | None = None,
     tokens: bool = False,
+    cache: bool = False,
 ) -> Dataset:
     """Open the training or the test part of a data set.
 
     Files are looked for in `data_dir` and nowhere else when it is given; otherwise they are
-    downloaded once into the cache folder. The last four are for sets that can have any shape
-    (synthetic, imagefolder, text); for the others they must agree with what the set is.
+    downloaded once into the cache folder. The four before `cache` are for sets that can have any
+    shape (synthetic, imagefolder, text); for the others they must agree with what the set is.
+    `cache` keeps photographs decoded in memory after their first use.
     """
     if name not in _TABLE:
         raise SpecError("data", f'"{name}" is not a data set.', suggest(name, names()))
@@ -84,6 +88,7 @@ def open(
             num_classes=num_classes,
             num_samples=num_samples,
             tokens=tokens,
+            cache=cache,
         )
     )
     if input_shape is not None and tuple(input_shape) != dataset.input_shape:

@@ -32,6 +32,9 @@ class Request:
     tokens: bool = False
     """Synthetic samples are token ids instead of numbers."""
 
+    cache: bool = False
+    """Keep what was decoded."""
+
 
 class Dataset(ABC):
     """Samples by number. The training loop asks for batches; torch's DataLoader works too."""
@@ -56,6 +59,21 @@ class Dataset(ABC):
 
         The same for the same (indices, epoch) in every process, random crops included.
         """
+
+    def host_batch(self, indices: Indices, epoch: int = 0) -> Batch:
+        """What travels to a device: as few bytes as possible; `on_device` makes the batch of it."""
+        return self.batch(indices, epoch)
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Called with a `host_batch` that has arrived; what is left to compute is done there."""
+        return batch
+
+    def move(self, device: torch.device) -> bool:
+        """Keep the samples on `device` from now on, so that batches come from there.
+
+        False, and nothing changes, where they are too many or made one by one.
+        """
+        return False
 
     def __getitem__(self, index: int) -> Batch:
         inputs, targets = self.batch(np.array([index]))
@@ -83,8 +101,14 @@ class Rows(Dataset):
         return len(self._labels)
 
     def batch(self, indices: Indices, epoch: int = 0) -> Batch:
-        chosen = torch.from_numpy(indices)
+        chosen = numbers_on(self._rows.device, indices)
         return self._rows[chosen], self._labels[chosen]
+
+    def move(self, device: torch.device) -> bool:
+        if not fits(device, self._rows):
+            return False
+        self._rows, self._labels = self._rows.to(device), self._labels.to(device)
+        return True
 
 
 class Pictures(Dataset):
@@ -114,8 +138,14 @@ class Pictures(Dataset):
         return len(self._labels)
 
     def batch(self, indices: Indices, epoch: int = 0) -> Batch:
-        chosen = torch.from_numpy(indices)
+        chosen = numbers_on(self._pictures.device, indices)
         return self._normalise(self._pictures[chosen]), self._labels[chosen]
+
+    def move(self, device: torch.device) -> bool:
+        if not fits(device, self._pictures):
+            return False
+        self._pictures, self._labels = self._pictures.to(device), self._labels.to(device)
+        return True
 
 
 class Normaliser:
@@ -129,8 +159,29 @@ class Normaliser:
         self._shift = -torch.tensor(mean) / torch.tensor(deviation)
 
     def __call__(self, pictures: Tensor) -> Tensor:
+        if self._scale.device != pictures.device:
+            self._scale, self._shift = (
+                self._scale.to(pictures.device),
+                self._shift.to(pictures.device),
+            )
         values = pictures.to(torch.float32).mul_(self._scale).add_(self._shift)
         return values.permute(0, 3, 1, 2)
+
+
+def fits(device: torch.device, samples: Tensor) -> bool:
+    """Whether a set may lie on `device` whole: a GPU with four times the room to spare."""
+    if device.type != "cuda":
+        return False
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return samples.numel() * samples.element_size() * 4 <= free_bytes
+
+
+def numbers_on(device: torch.device, indices: Indices) -> Tensor:
+    """Sample numbers where the samples lie, without stopping for the device."""
+    numbers = torch.from_numpy(indices)
+    if device.type != "cuda":
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def standardise(

@@ -6,7 +6,6 @@ alone, so every worker count sees the same pictures. ImageNet's mean and deviati
 """
 
 import hashlib
-import math
 import os
 import tarfile
 import tempfile
@@ -15,32 +14,43 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 
 from paceline.data import files
 from paceline.data.base import Batch, Dataset, Normaliser, Request
+from paceline.data.decoders import Decoders
+from paceline.data.decoding import Decoder
 from paceline.data.sampling import Indices
 from paceline.errors import MissingError
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
-TEST_ZOOM = 256 / 224
-"""The test picture is the middle of the photograph resized to this many times its side."""
+FEW_CORES = 2
+"""Up to so many, decoders of their own would only take turns with the training."""
 
 PICTURE_SUFFIXES = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
 PARTS = {True: ("train", "training"), False: ("val", "validation", "test")}
 
-Box = tuple[float, float, float, float]
-
 
 class ImageFolder(Dataset):
-    """Photographs decoded when asked for, by as many threads as this process has cores."""
+    """Photographs decoded when asked for, by as many processes as this worker has cores to spare.
+
+    On a core or two this process decodes by itself.
+    """
 
     name = "imagefolder"
     costly = True
 
-    def __init__(self, folder: Path, *, side: int, train: bool, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        side: int,
+        train: bool,
+        seed: int,
+        cache: bool = False,
+        processes: int | None = None,
+    ) -> None:
+        """`processes` decode; None for one on each core but one, 0 for this process alone."""
         self.input_shape = (3, side, side)
         classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         self._samples: list[tuple[Path, int]] = []
@@ -53,67 +63,49 @@ class ImageFolder(Dataset):
             problem = f"data set imagefolder: {folder} has no pictures in folders by class."
             raise MissingError(problem, "lay them out as train/<class>/*.JPEG, val/<class>/*.JPEG.")
         self.num_classes = len(classes)
-        self._side, self._train, self._seed = side, train, seed
-        self._normalise = Normaliser(MEAN, DEVIATION)
-        num_threads = len(os.sched_getaffinity(0))
-        self._threads = ThreadPoolExecutor(num_threads, "paceline-decode")
+        self._side, self._normalise = side, Normaliser(MEAN, DEVIATION)
+        cores = len(os.sched_getaffinity(0))
+        if processes is None:
+            processes = cores - 1 if cores > FEW_CORES else 0
+        paths = [path for path, _ in self._samples]
+        self._decoders = (
+            Decoders(paths, processes, side=side, train=train, seed=seed, cache=cache)
+            if processes
+            else None
+        )
+        self._decoder = Decoder(
+            [str(path) for path in paths], side=side, train=train, seed=seed, cache=cache
+        )
+        self._threads = ThreadPoolExecutor(cores, "paceline-decode")
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def batch(self, indices: Indices, epoch: int = 0) -> Batch:
+        return self.on_device(self.host_batch(indices, epoch))
+
+    def host_batch(self, indices: Indices, epoch: int = 0) -> Batch:
+        """Bytes: a quarter of what the normalised numbers would take on their way."""
         numbers = indices.tolist()
-        pictures = list(self._threads.map(lambda number: self._decode(number, epoch), numbers))
         labels = torch.tensor([self._samples[number][1] for number in numbers])
-        return self._normalise(torch.from_numpy(np.stack(pictures))), labels
+        if self._decoders is not None:
+            return torch.from_numpy(self._decoders.pictures(numbers, epoch)), labels
+        pictures = np.empty((len(numbers), self._side, self._side, 3), np.uint8)
+
+        def fill(place: int) -> None:
+            pictures[place] = self._decoder.picture(numbers[place], epoch)
+
+        list(self._threads.map(fill, range(len(numbers))))
+        return torch.from_numpy(pictures), labels
+
+    def on_device(self, batch: Batch) -> Batch:
+        pictures, labels = batch
+        return self._normalise(pictures), labels
 
     def close(self) -> None:
         self._threads.shutdown()
-
-    def _decode(self, number: int, epoch: int) -> NDArray[np.uint8]:
-        path, _ = self._samples[number]
-        with Image.open(path) as image:
-            if self._train:
-                rng = np.random.default_rng((self._seed, epoch, number))
-                box = random_box(image.width, image.height, rng)
-                mirrored = rng.random() < 0.5
-            else:
-                box, mirrored = middle_box(image.width, image.height), False
-            picture = _cut(image, box, self._side)
-        return np.ascontiguousarray(picture[:, ::-1]) if mirrored else picture
-
-
-def _cut(image: Image.Image, box: Box, side: int) -> NDArray[np.uint8]:
-    """Resize the part of `image` in `box` to side x side."""
-    full_width = image.width
-    left, upper, right, lower = box
-    # A JPEG can be decoded at 1/2, 1/4, 1/8 of its size for a fraction of the time.
-    enough = max(side / (right - left), side / (lower - upper))
-    image.draft("RGB", (int(image.width * enough), int(image.height * enough)))
-    scale = image.width / full_width
-    scaled = (left * scale, upper * scale, right * scale, lower * scale)
-    bounded = (*scaled[:2], min(scaled[2], image.width), min(scaled[3], image.height))
-    resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=bounded)
-    return np.asarray(resized)
-
-
-def random_box(width: int, height: int, rng: np.random.Generator) -> Box:
-    """A part of 8 % to 100 % of the area, with sides in a ratio of 3:4 to 4:3."""
-    for _ in range(10):
-        area = width * height * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        across, down = math.sqrt(area * ratio), math.sqrt(area / ratio)
-        if across <= width and down <= height:
-            left, upper = rng.uniform(0, width - across), rng.uniform(0, height - down)
-            return left, upper, left + across, upper + down
-    return middle_box(width, height, zoom=1)
-
-
-def middle_box(width: int, height: int, zoom: float = TEST_ZOOM) -> Box:
-    """The square in the middle, 1/zoom of the shorter side."""
-    size = min(width, height) / zoom
-    left, upper = (width - size) / 2, (height - size) / 2
-    return left, upper, left + size, upper + size
+        if self._decoders is not None:
+            self._decoders.close()
 
 
 def load(request: Request) -> Dataset:
@@ -126,7 +118,9 @@ def load(request: Request) -> Dataset:
     root = _root(request.data_dir)
     side = request.input_shape[-1] if request.input_shape else SIDE
     folder = next((root / name for name in PARTS[request.train] if (root / name).is_dir()), root)
-    return ImageFolder(folder, side=side, train=request.train, seed=request.seed)
+    return ImageFolder(
+        folder, side=side, train=request.train, seed=request.seed, cache=request.cache
+    )
 
 
 def _root(folder: Path) -> Path:

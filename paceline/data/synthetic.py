@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from paceline.data.base import Batch, Dataset, Request
+from paceline.data.base import Batch, Dataset, Request, numbers_on
 from paceline.data.sampling import Indices
 from paceline.errors import SpecError
 
@@ -17,8 +17,8 @@ POOL_BYTES = 32 << 20
 class Synthetic(Dataset):
     """Normal noise (or random token ids) with random classes.
 
-    The pool is held twice over, so that any run of consecutive samples is a view into it: a step
-    costs nothing.
+    The pool is held as many times over as makes any run of consecutive samples a view into it: a
+    step costs nothing.
     """
 
     name = "synthetic"
@@ -48,10 +48,9 @@ class Synthetic(Dataset):
         else:
             inputs = torch.randn(pool, *input_shape, generator=generator)
             targets = torch.randint(num_classes, (pool,), generator=generator)
-        layout = torch.channels_last if len(input_shape) == 3 else torch.contiguous_format
-        self._inputs = torch.cat([inputs, inputs]).contiguous(memory_format=layout)
-        self._targets = torch.cat([targets, targets])
-        self._pool = pool
+        self._layout = torch.channels_last if len(input_shape) == 3 else torch.contiguous_format
+        self._inputs, self._targets, self._pool = inputs, targets, pool
+        self._repeat(2)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -59,9 +58,22 @@ class Synthetic(Dataset):
     def batch(self, indices: Indices, epoch: int = 0) -> Batch:
         count = len(indices)
         places = indices % self._pool
-        consecutive = count <= self._pool and bool((np.diff(indices) == 1).all())
-        chosen = slice(places[0], places[0] + count) if consecutive and count else places
-        return self._inputs[chosen], self._targets[chosen]
+        if not count or not bool((np.diff(indices) == 1).all()):
+            chosen = numbers_on(self._inputs.device, places)
+            return self._inputs[chosen], self._targets[chosen]
+        if self._pool + count > len(self._inputs):
+            self._repeat(1 + math.ceil(count / self._pool))
+        run = slice(places[0], places[0] + count)
+        return self._inputs[run], self._targets[run]
+
+    def move(self, device: torch.device) -> bool:
+        self._inputs, self._targets = self._inputs.to(device), self._targets.to(device)
+        return True
+
+    def _repeat(self, times: int) -> None:
+        inputs, targets = self._inputs[: self._pool], self._targets[: self._pool]
+        self._inputs = torch.cat([inputs] * times).contiguous(memory_format=self._layout)
+        self._targets = torch.cat([targets] * times)
 
 
 def load(request: Request) -> Dataset:

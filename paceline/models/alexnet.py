@@ -54,3 +54,11 @@ class AlexNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
         return logits
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`."""
+        return [
+            ("features", self.features),
+            ("", nn.Flatten(1)),
+            ("classifier", self.classifier),
+        ]

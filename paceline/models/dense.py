@@ -35,3 +35,7 @@ class Dense(nn.Module):
     def forward(self, samples: Tensor) -> Tensor:
         logits: Tensor = self.layers(torch.flatten(samples, 1))
         return logits
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`."""
+        return [("", nn.Flatten(1)), ("layers", self.layers)]

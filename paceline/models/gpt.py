@@ -48,6 +48,31 @@ class Block(nn.Module):
         return added
 
 
+class Embedding(nn.Module):
+    """Token ids to features: what each is, plus where it stands."""
+
+    def __init__(self, token: nn.Embedding, position: nn.Embedding) -> None:
+        super().__init__()
+        self.token, self.position = token, position
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        features: Tensor = self.token(tokens) + self.position(positions)
+        return features
+
+
+class Head(nn.Module):
+    """Features to logits, classes second, where cross_entropy wants them."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits.transpose(1, 2)
+
+
 class GPT(nn.Module):
     """`input_shape` is (context,), `num_classes` the size of the vocabulary."""
 
@@ -87,3 +112,12 @@ class GPT(nn.Module):
         features = self.blocks(self.token(tokens) + self.position(positions))
         logits: Tensor = self.head(self.norm(features))
         return logits.transpose(1, 2)
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`. The first and the last share their weights, where `tied`."""
+        return [
+            ("", Embedding(self.token, self.position)),
+            ("blocks", self.blocks),
+            ("norm", self.norm),
+            ("", Head(self.head)),
+        ]

@@ -1,7 +1,7 @@
-"""`inception3`: Inception v3 without the auxiliary head, 23,834,568 parameters.
+"""`inception3`: Inception v3 with factorised convolutions, without the auxiliary head.
 
-Convolutions are padded to keep a picture's size, where the original's first ones are not; the
-parameters are the same, and small pictures go through it as well.
+Its own pictures are 299x299. The original pads none of its strided layers, which leaves nothing of
+a picture under 75 pixels; smaller ones are padded there, with the same parameters.
 """
 
 import torch
@@ -10,27 +10,35 @@ from torch import Tensor, nn
 from paceline.models.layers import PointConv2d
 
 EPSILON = 0.001
-"""The original's batch-norm epsilon."""
+SMALLEST_UNPADDED = 75
 
 
-class Unit(nn.Sequential):
-    """Convolution, batch norm, ReLU; kernels may be oblong."""
+def unit(
+    channels_in: int,
+    channels_out: int,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int = 1,
+    padded: bool = True,
+) -> nn.Sequential:
+    """Convolution, batch norm, ReLU; `padded` keeps the size (over the stride)."""
+    down, across = (kernel, kernel) if isinstance(kernel, int) else kernel
+    padding = (down // 2, across // 2) if padded else 0
+    kind = PointConv2d if down == across == 1 else nn.Conv2d
+    return nn.Sequential(
+        kind(channels_in, channels_out, (down, across), stride, padding, bias=False),
+        nn.BatchNorm2d(channels_out, eps=EPSILON),
+        nn.ReLU(inplace=True),
+    )
 
-    def __init__(
-        self, channels_in: int, channels_out: int, kernel: int | tuple[int, int], stride: int = 1
-    ) -> None:
-        height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-        kind = PointConv2d if height == width == 1 else nn.Conv2d
-        padding = (height // 2, width // 2)
-        super().__init__(
-            kind(channels_in, channels_out, (height, width), stride, padding, bias=False),
-            nn.BatchNorm2d(channels_out, eps=EPSILON),
-            nn.ReLU(inplace=True),
-        )
+
+def pooled(channels_in: int, channels_out: int) -> nn.Sequential:
+    """The mean of each neighbourhood, then a 1x1 convolution."""
+    return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), unit(channels_in, channels_out, 1))
 
 
-class Branches(nn.Module):
-    """Several views of one input, side by side."""
+class Side(nn.Module):
+    """Branches over one input, their outputs side by side."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -40,69 +48,60 @@ class Branches(nn.Module):
         return torch.cat([branch(features) for branch in self.branches], dim=1)
 
 
-def pooled(channels: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), Unit(channels, width, 1))
-
-
-def block_a(channels: int, pool_width: int) -> nn.Module:
-    """At 35x35: 1x1, 5x5, two 3x3."""
-    return Branches(
-        Unit(channels, 64, 1),
-        nn.Sequential(Unit(channels, 48, 1), Unit(48, 64, 5)),
-        nn.Sequential(Unit(channels, 64, 1), Unit(64, 96, 3), Unit(96, 96, 3)),
-        pooled(channels, pool_width),
+def at_35(channels: int, pool: int) -> Side:
+    return Side(
+        unit(channels, 64, 1),
+        nn.Sequential(unit(channels, 48, 1), unit(48, 64, 5)),
+        nn.Sequential(unit(channels, 64, 1), unit(64, 96, 3), unit(96, 96, 3)),
+        pooled(channels, pool),
     )
 
 
-def reduce_to_17(channels: int) -> nn.Module:
-    return Branches(
-        Unit(channels, 384, 3, stride=2),
-        nn.Sequential(Unit(channels, 64, 1), Unit(64, 96, 3), Unit(96, 96, 3, stride=2)),
-        nn.MaxPool2d(3, stride=2, padding=1),
+def to_17(padded: bool) -> Side:
+    return Side(
+        unit(288, 384, 3, stride=2, padded=padded),
+        nn.Sequential(unit(288, 64, 1), unit(64, 96, 3), unit(96, 96, 3, stride=2, padded=padded)),
+        nn.MaxPool2d(3, stride=2, padding=int(padded)),
     )
 
 
-def block_c(width: int) -> nn.Module:
-    """At 17x17: 7x7 kernels as 1x7 and 7x1."""
-    return Branches(
-        Unit(768, 192, 1),
-        nn.Sequential(Unit(768, width, 1), Unit(width, width, (1, 7)), Unit(width, 192, (7, 1))),
+def at_17(width: int) -> Side:
+    flat, tall = (1, 7), (7, 1)
+    return Side(
+        unit(768, 192, 1),
+        nn.Sequential(unit(768, width, 1), unit(width, width, flat), unit(width, 192, tall)),
         nn.Sequential(
-            Unit(768, width, 1),
-            Unit(width, width, (7, 1)),
-            Unit(width, width, (1, 7)),
-            Unit(width, width, (7, 1)),
-            Unit(width, 192, (1, 7)),
+            unit(768, width, 1),
+            unit(width, width, tall),
+            unit(width, width, flat),
+            unit(width, width, tall),
+            unit(width, 192, flat),
         ),
         pooled(768, 192),
     )
 
 
-def reduce_to_8() -> nn.Module:
-    return Branches(
-        nn.Sequential(Unit(768, 192, 1), Unit(192, 320, 3, stride=2)),
+def to_8(padded: bool) -> Side:
+    return Side(
+        nn.Sequential(unit(768, 192, 1), unit(192, 320, 3, stride=2, padded=padded)),
         nn.Sequential(
-            Unit(768, 192, 1),
-            Unit(192, 192, (1, 7)),
-            Unit(192, 192, (7, 1)),
-            Unit(192, 192, 3, stride=2),
+            unit(768, 192, 1),
+            unit(192, 192, (1, 7)),
+            unit(192, 192, (7, 1)),
+            unit(192, 192, 3, stride=2, padded=padded),
         ),
-        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.MaxPool2d(3, stride=2, padding=int(padded)),
     )
 
 
-def block_e(channels: int) -> nn.Module:
-    """At 8x8: branches that fork again."""
-    return Branches(
-        Unit(channels, 320, 1),
-        nn.Sequential(
-            Unit(channels, 384, 1), Branches(Unit(384, 384, (1, 3)), Unit(384, 384, (3, 1)))
-        ),
-        nn.Sequential(
-            Unit(channels, 448, 1),
-            Unit(448, 384, 3),
-            Branches(Unit(384, 384, (1, 3)), Unit(384, 384, (3, 1))),
-        ),
+def at_8(channels: int) -> Side:
+    def both() -> Side:
+        return Side(unit(384, 384, (1, 3)), unit(384, 384, (3, 1)))
+
+    return Side(
+        unit(channels, 320, 1),
+        nn.Sequential(unit(channels, 384, 1), both()),
+        nn.Sequential(unit(channels, 448, 1), unit(448, 384, 3), both()),
         pooled(channels, 192),
     )
 
@@ -114,25 +113,23 @@ class Inception3(nn.Module):
         self, *, input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
+        padded = min(input_shape[1:]) < SMALLEST_UNPADDED
         self.features = nn.Sequential(
-            Unit(input_shape[0], 32, 3, stride=2),
-            Unit(32, 32, 3),
-            Unit(32, 64, 3),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            Unit(64, 80, 1),
-            Unit(80, 192, 3),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            block_a(192, 32),
-            block_a(256, 64),
-            block_a(288, 64),
-            reduce_to_17(288),
-            block_c(128),
-            block_c(160),
-            block_c(160),
-            block_c(192),
-            reduce_to_8(),
-            block_e(1280),
-            block_e(2048),
+            unit(input_shape[0], 32, 3, stride=2, padded=padded),
+            unit(32, 32, 3, padded=padded),
+            unit(32, 64, 3),
+            nn.MaxPool2d(3, stride=2, padding=int(padded)),
+            unit(64, 80, 1),
+            unit(80, 192, 3, padded=padded),
+            nn.MaxPool2d(3, stride=2, padding=int(padded)),
+            at_35(192, 32),
+            at_35(256, 64),
+            at_35(288, 64),
+            to_17(padded),
+            *(at_17(width) for width in (128, 160, 160, 192)),
+            to_8(padded),
+            at_8(1280),
+            at_8(2048),
             nn.AdaptiveAvgPool2d(1),
         )
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(2048, num_classes))
@@ -143,3 +140,11 @@ class Inception3(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
         return logits
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`."""
+        return [
+            ("features", self.features),
+            ("", nn.Flatten(1)),
+            ("classifier", self.classifier),
+        ]

@@ -79,3 +79,12 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.flatten(self.stages(self.stem(images)), 1))
         return logits
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`."""
+        return [
+            ("stem", self.stem),
+            ("stages", self.stages),
+            ("", nn.Flatten(1)),
+            ("classifier", self.classifier),
+        ]

@@ -87,7 +87,7 @@ def spread(
     seconds: float,
     overhead: float,
     source: str,
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
 ) -> DeviceProfile:
     """A step's time over the layers by their operations."""
     forward, backward = FORWARD_FRACTION * seconds, (1 - FORWARD_FRACTION) * seconds

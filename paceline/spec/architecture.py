@@ -161,13 +161,67 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
     """One process, several devices, one batch split over them."""
 
     devices: int = 0
+    """Replicas; every GPU, or without one every core of this machine when left out."""
+
+    shares: str = ""
+    """Uneven parts of each batch, one weight per device, such as "3/1"; equal when left out."""
+
+    def __post_init__(self) -> None:
+        where = "architecture replicated"
+        problem = f"devices = {self.devices} is negative."
+        require(self.devices >= 0, where, problem, "write how many replicas there shall be.")
+        assert self.share_weights is not None
+
+    @property
+    def share_weights(self) -> tuple[float, ...]:
+        """The weights in numbers; empty for equal parts."""
+        try:
+            weights = tuple(float(part) for part in self.shares.split("/") if self.shares)
+        except ValueError:
+            weights = (-1.0,)
+        problem = f'shares = "{self.shares}" are no weights.'
+        fits = all(weight > 0 for weight in weights)
+        require(fits, "architecture replicated", problem, "write one for each device, as 3/1.")
+        return weights
 
 
 class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
     """Layers split over workers; micro-batches flow through."""
 
     microbatches: int = 4
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    """Equal parts of a batch that are in the pipeline at once."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """`gpipe`: all forward, then all backward. `1f1b`: a worker turns to backward as soon as it
+    can, so fewer parts wait in memory. `interleaved`: as 1f1b, with `loops` stages on each worker,
+    which shortens the idle time at both ends."""
+
+    loops: int = 2
+    """`interleaved`: stages on each worker."""
+
+    replicas: int = 1
+    """Pipelines side by side, gradients averaged between them; workers = stages x replicas."""
+
+    memory: str = ""
+    """What one worker has for weights, gradients, optimizer and activations, such as 2GiB; stages
+    are cut to fit."""
+
+    def __post_init__(self) -> None:
+        where = "architecture pipeline"
+        for name in ("microbatches", "loops", "replicas"):
+            problem = f"{name} = {getattr(self, name)} is not at least 1."
+            require(getattr(self, name) >= 1, where, problem, f"write a {name} above zero.")
+        if self.memory:
+            parse_bytes(self.memory, "architecture pipeline, memory")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """None for no limit."""
+        return parse_bytes(self.memory, "architecture pipeline, memory") if self.memory else None
+
+    @property
+    def stages_per_worker(self) -> int:
+        return self.loops if self.schedule == "interleaved" else 1
 
 
 Architecture = Auto | Single | Ring | Server | Average | Hybrid | Replicated | Pipeline

@@ -9,7 +9,16 @@ import msgspec
 import tomli_w
 
 from paceline.errors import SpecError, suggest
-from paceline.spec.architecture import Architecture, Auto, Hybrid, Server, Single, architecture_name
+from paceline.spec.architecture import (
+    Architecture,
+    Auto,
+    Hybrid,
+    Pipeline,
+    Replicated,
+    Server,
+    Single,
+    architecture_name,
+)
 from paceline.spec.architecture import parse_architecture as parse_architecture
 from paceline.spec.base import Spec, require
 from paceline.spec.cluster import Cluster
@@ -65,9 +74,12 @@ class Experiment(Spec, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         where, cluster = "[cluster]", self.cluster
         kind, name = self.architecture, architecture_name(self.architecture)
-        alone = not isinstance(kind, Single) or cluster.workers == 1
-        problem = f"workers = {cluster.workers}, but single is one worker."
-        require(alone, where, problem, "write workers = 1, or choose ring or server.")
+        alone = not isinstance(kind, Single | Replicated) or cluster.workers == 1
+        problem = f"workers = {cluster.workers}, but {name} is one worker."
+        fix = "write workers = 1, or choose ring or server."
+        if isinstance(kind, Replicated):
+            fix = f"write replicated:devices={cluster.workers}, which is one process with several."
+        require(alone, where, problem, fix)
         takes_servers = isinstance(kind, Server | Auto) or (
             isinstance(kind, Hybrid) and kind.between == "server"
         )
@@ -75,10 +87,38 @@ class Experiment(Spec, frozen=True, kw_only=True):
         require(takes_servers or not cluster.servers, where, problem, "leave servers out.")
         if isinstance(kind, Server):
             self._check_server(kind)
+        if isinstance(kind, Pipeline):
+            self._check_pipeline(kind)
         total = self.workload.global_batch
         problem = f"global_batch = {total} cannot be split over {cluster.workers} workers."
         enough = not total or total >= cluster.workers
         require(enough, "[workload]", problem, "give every worker at least one sample.")
+
+    def _check_pipeline(self, kind: Pipeline) -> None:
+        where, workers, workload = "architecture pipeline", self.cluster.workers, self.workload
+        problem = f"workers = {workers} make no {kind.replicas} pipelines of two stages or more."
+        stages, left = divmod(workers, kind.replicas)
+        fix = f"write workers = {2 * kind.replicas}: stages x replicas."
+        require(stages >= 2 and not left, where, problem, fix)
+        problem = f"microbatches = {kind.microbatches}, but 1f1b fills its {stages} stages first."
+        full = kind.schedule != "1f1b" or kind.microbatches >= stages
+        require(full, where, problem, f"write microbatches={stages} or more, or schedule=gpipe.")
+        total, parts = workload.global_batch_for(workers), kind.replicas * kind.microbatches
+        problem = f"a global batch of {total} does not divide into {parts} equal parts."
+        even = parts * (total // parts or 1)
+        require(total % parts == 0, where, problem, f"write global_batch = {even}.")
+        unlike = {
+            "accumulate": (workload.accumulate > 1, "microbatches accumulate already"),
+            "compile": (workload.compile, "the stages are cut from the model as it is"),
+            "resume": (bool(workload.resume), "a checkpoint holds a whole model"),
+            "checkpoint_every": (workload.checkpoint_every > 0, "no worker has the whole model"),
+            "evaluate": (workload.evaluate, "no worker has the whole model"),
+            "balance": (self.cluster.balance, "stages are cut by measured time as it is"),
+            "shares": (bool(self.cluster.shares), "every stage sees the whole batch"),
+            "reading": (workload.reading != "each", "the first and the last stage read"),
+        }
+        for name, (asked, reason) in unlike.items():
+            require(not asked, where, f"{name} does not go with it: {reason}.", "leave it out.")
 
     def _check_server(self, kind: Server) -> None:
         where, cluster = "architecture server", self.cluster

@@ -43,7 +43,7 @@ class DeviceProfile(Spec, frozen=True, kw_only=True):
     """Where the figures come from: the machine and versions, or the publication and the rule."""
 
     layers: tuple[Layer, ...]
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     overhead_seconds: float = 0.0
     """Part of each step that does not shrink with the batch, such as starting kernels."""
 

@@ -12,17 +12,21 @@ from paceline.spec.base import Spec, require
 class Optimizer(Spec, frozen=True, kw_only=True):
     """A torch optimizer by name; values left out are torch's own defaults."""
 
-    name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "lars", "lamb"] = "sgd"
+    """`lars` and `lamb` scale each layer's step to its weights, for very large batches."""
+
     learning_rate: float = 0.05
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    trust: float = 0.001
+    """`lars`: a layer's step is at most about this part of its weights' norm, times the rate."""
 
     def __post_init__(self) -> None:
         where = "[workload.optimizer]"
         problem = f"learning_rate = {self.learning_rate:g} is not above zero."
         require(self.learning_rate > 0, where, problem, "write a rate such as 0.05.")
-        uses_momentum = self.name in ("sgd", "rmsprop")
+        uses_momentum = self.name in ("sgd", "rmsprop", "lars")
         problem = f"momentum does not apply to {self.name}."
         require(not self.momentum or uses_momentum, where, problem, "leave it out, or use sgd.")
 
@@ -43,12 +47,21 @@ class Schedule(Spec, frozen=True, kw_only=True):
     scale_with_workers: bool = False
     """Multiply the rate by the number of workers (the linear scaling rule)."""
 
+    base_batch: int = 0
+    """The same rule from the batch: the rate is for this many samples, and grows with the global
+    batch; 0 leaves it alone. Add `warmup_steps`: a large rate needs a gentle start."""
+
     def __post_init__(self) -> None:
         where = "[workload.schedule]"
         needs = self.name != "step" or self.every_steps > 0
         require(needs, where, "a step schedule has no every_steps.", "add every_steps = 1000.")
         problem = f"warmup_steps = {self.warmup_steps} is negative."
         require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
+        problem = f"base_batch = {self.base_batch} is negative."
+        require(self.base_batch >= 0, where, problem, "write the batch the rate was found for.")
+        both = "scale_with_workers and base_batch both scale the rate."
+        fix = "keep one: base_batch follows the global batch whatever the workers."
+        require(not (self.scale_with_workers and self.base_batch), where, both, fix)
 
 
 class Script(Spec, frozen=True, kw_only=True):
@@ -114,14 +127,25 @@ class Workload(Spec, frozen=True, kw_only=True):
     clip_norm: float = 0.0
     """Bound on the norm of the whole gradient; 0 for none."""
 
+    label_smoothing: float = 0.0
+    """Share of each target that is spread over all classes."""
+
     reading: Literal["each", "scatter"] = "each"
     """`each`: every worker reads its own part; `scatter`: worker 0 reads and sends (P2)."""
 
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """`bfloat16` computes under autocast; weights stay float32."""
+    cache: bool = False
+    """Keep photographs decoded in memory after their first use; for sets that fit there."""
+
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """`bfloat16` computes under autocast; weights stay float32. `tf32` lets a GPU's matrix units
+    round products of float32 numbers to 10 bits; `float32` never does."""
 
     layout: Literal["auto", "channels-first", "channels-last"] = "auto"
     compile: bool = False
+    graph: Literal["auto", "on", "off"] = "auto"
+    """Record a GPU's forward and backward pass once and replay it, which frees the host of starting
+    every kernel. `auto`: for built-in models on one worker."""
+
     evaluate: bool = False
     """Measure accuracy on the test part after training."""
 
@@ -145,6 +169,8 @@ class Workload(Spec, frozen=True, kw_only=True):
         require(not (self.batch and self.global_batch), where, both, fix)
         both = f"steps = {self.steps} and epochs = {self.epochs:g} are both given."
         require(not (self.steps and self.epochs), where, both, "keep one of them.")
+        problem = f"label_smoothing = {self.label_smoothing:g} is not in [0, 1)."
+        require(0 <= self.label_smoothing < 1, where, problem, "write 0.1 for ten percent.")
         problem = f"accumulate = {self.accumulate} is not at least 1."
         require(self.accumulate >= 1, where, problem, "write 1 for no accumulation.")
 

@@ -2,7 +2,8 @@
 
 On a GPU a call returns long before its work is done, so the moments at which the script passes from
 phase to phase say nothing. Here each passage is an event in the device's own stream, and a step's
-times are read from the events one step later, when reading them stalls nothing.
+times are read from the events one step later: the next step's work is in the stream by then, so
+the host may wait for the last one's end without the device ever standing still.
 """
 
 import time
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -38,16 +40,23 @@ class DeviceClock(StepClock):
 
     def __init__(self) -> None:
         super().__init__()
-        first = _event()
+        self._spare: list[torch.cuda.Event] = []
+        """Events that were read: making one costs more than recording it."""
+        first = self._event()
         first.synchronize()
         self._end_seconds = time.monotonic()
         self._marks = _Marks((OTHER, first))
         self._closed: deque[_Marks] = deque()
+        # A compiled model has the hooks that call these inside it. Traced, they would be replayed
+        # as the compiler saw them once: passages lost, steps never closed.
+        this: Any = self
+        for name in ("enter", "ready", "charge", "end_step", "complete"):
+            setattr(this, name, torch.compiler.disable(getattr(self, name)))
 
     def enter(self, phase: str) -> None:
         if self._pausing:
             return
-        self._marks.passages.append((phase, _event()))
+        self._marks.passages.append((phase, self._event()))
 
     def ready(self) -> None:
         if self._marks.ready is None:
@@ -107,12 +116,13 @@ class DeviceClock(StepClock):
         self._end_seconds = entry.end_seconds = now
         entry.start_seconds += sum(entry.paused_seconds.values())
         entry.breakdown_seconds = {name: s for name, s in seconds.items() if s and name in PHASES}
+        # The last event is also the first of the next step.
+        self._spare += [event for _, event in marks.passages[:-1]]
 
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+    def _event(self) -> torch.cuda.Event:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def _pause_of(phase: str) -> str:

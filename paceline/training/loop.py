@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +13,14 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from paceline import data, models, spec
+from paceline.architectures import pipeline
 from paceline.architectures.base import Architecture
 from paceline.architectures.group import Group
+from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
+from paceline.errors import SpecError
 from paceline.models.emulated import model_for, skip_updates
+from paceline.models.graphs import RecordedPasses
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.balance import balance
@@ -26,14 +32,22 @@ from paceline.training.sharding import division
 READING = -2
 """The part of the store for the samples that worker 0 sends: no call of `distribute` has it."""
 
+STAGES = -3
+"""The part for cutting a model into stages, which comes before `distribute`."""
+
 
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
     """Train as `experiment` says, from the first step or from a checkpoint, to the last."""
     workload, cluster = experiment.workload, experiment.cluster
-    prepare_compute(cluster, session)
+    prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
     emulated = model_for(experiment, session.identity.name)
-    if emulated is None:
+    model: nn.Module
+    if emulated is None and isinstance(experiment.architecture, spec.Pipeline):
+        dataset, start = open_data(workload), 0
+        model = build_stages(experiment, experiment.architecture, session, dataset)
+        optimizer = optimizers.build(workload.optimizer, model.parameters())
+    elif emulated is None:
         dataset = open_data(workload)
         model = build_model(workload, dataset)
         optimizer = optimizers.build(workload.optimizer, model.parameters())
@@ -50,10 +64,15 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
-    batches = _source(workload, dataset, shares, session).steps(start, num_steps)
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
+    if isinstance(model, PipelineModel):
+        source = _source_of_stages(workload, dataset, session, model, worker.device)
+    else:
+        source = _source(workload, dataset, shares, session, worker.device)
+    batches = source.steps(start, num_steps)
     for step, (inputs, targets) in enumerate(_timed(batches, session, worker.device), start):
-        session.scale_gradients(len(inputs) * len(session.members) / total)
+        if not isinstance(model, PipelineModel):
+            session.scale_gradients(len(inputs) * len(session.members) / total)
         worker.step(step, inputs, targets)
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
             with session.clock.paused("balancing"):
@@ -66,8 +85,11 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     dataset.close()
 
 
-def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
-    """One thread per core of this worker's share, one GPU each; slow denormals count as zero."""
+def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Session) -> None:
+    """One thread per core of this worker's share, one GPU each; slow denormals count as zero.
+
+    On a GPU `float32` means float32: torch's own default rounds convolutions as `tf32` does.
+    """
     if session.identity.launcher != "paceline":  # ours has said it; others guess, or say 1
         local_workers = max(1, min(session.identity.local_members, cluster.workers))
         cores = len(os.sched_getaffinity(0))
@@ -76,6 +98,9 @@ def prepare_compute(cluster: spec.Cluster, session: Session) -> None:
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
         torch.cuda.set_device(session.identity.local_index % torch.cuda.device_count())
+        rounds = workload.precision != "float32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounds
+        torch.backends.cudnn.benchmark = True  # every step has the same shapes
 
 
 def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
@@ -91,6 +116,7 @@ def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
         seed=workload.seed,
         input_shape=shape,
         tokens=described.tokens if described is not None else False,
+        cache=workload.cache,
     )
 
 
@@ -99,15 +125,27 @@ def build_model(workload: spec.Workload, dataset: data.Dataset) -> nn.Module:
     model = models.build(
         workload.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes
     )
+    if _is_channels_last(workload):
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(_own_device())
+    if workload.compile:
+        # The forward pass alone: hooks on the model, such as the clock's, stay outside.
+        mode = "reduce-overhead" if workload.graph == "on" else None
+        compiled: Any = torch.compile(model.forward, mode=mode)
+        model.forward = compiled
+    return model
+
+
+def _is_channels_last(workload: spec.Workload) -> bool:
     described = models.info(workload.model)
     recommended = described is not None and described.channels_last
-    if workload.layout == "channels-last" or (workload.layout == "auto" and recommended):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if torch.cuda.is_available():
-        model = model.to(torch.cuda.current_device())
-    if workload.compile:
-        model.compile()
-    return model
+    return workload.layout == "channels-last" or (workload.layout == "auto" and recommended)
+
+
+def _own_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class _Worker:
@@ -127,6 +165,8 @@ class _Worker:
         self.device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._knows_loss = knows_loss
+        self._wants_graph = _wants_graph(experiment, self.device)
+        self._recorded: RecordedPasses | None = None
         model.train()
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
@@ -140,21 +180,49 @@ class _Worker:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        pieces = workload.accumulate
-        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
-        for number, (part, labels) in enumerate(parts, 1):
-            with self._architecture.no_sync() if number < len(parts) else nullcontext():
-                with self._precision():
-                    loss = functional.cross_entropy(self._model(part), labels)
-                    loss = loss * (len(part) / len(inputs))
-                loss.backward()
-            total += loss.detach()
+        if self._wants_graph:
+            self._wants_graph = False
+            with session.clock.paused("recording"):
+                # Every built-in model begins with a convolution or a matrix product.
+                known = models.info(workload.model) is not None and inputs.is_floating_point()
+                rounded = torch.bfloat16 if known and workload.precision == "bfloat16" else None
+                self._recorded = RecordedPasses(
+                    self._model, self._loss, self._precision, inputs, targets, rounded
+                )
+        total = self._pass(inputs, targets)
         if workload.clip_norm:
             self._architecture.clip(workload.clip_norm)
         if self._knows_loss:
             session.report_loss(total)
         self._optimizer.step()
+
+    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward, in pieces where gradients are accumulated; returns the loss."""
+        pieces = self._workload.accumulate
+        if isinstance(self._model, PipelineModel):
+            counted = inputs[self._model.counted_part(len(inputs))]
+            whole: Tensor = self._model(counted, inputs, targets)
+            return whole
+        if self._recorded is not None and self._recorded.fits(inputs):
+            return self._recorded.run(inputs, targets)
+        if pieces == 1:
+            with self._precision():
+                loss = self._loss(self._model(inputs), targets)
+            loss.backward()
+            return loss.detach()
+        total = torch.zeros((), device=self.device)
+        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
+        for number, (part, labels) in enumerate(parts, 1):
+            with self._architecture.no_sync() if number < len(parts) else nullcontext():
+                with self._precision():
+                    loss = self._loss(self._model(part), labels) * (len(part) / len(inputs))
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = self._workload.label_smoothing
+        return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def save(self, run: Path, next_step: int) -> None:
         self._architecture.settle()
@@ -183,13 +251,63 @@ class _Worker:
         return self._session.architecture
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._workload.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return precision_of(self._workload, self.device)
+
+
+def precision_of(workload: spec.Workload, device: torch.device) -> AbstractContextManager[object]:
+    """What forward passes and the loss are computed under."""
+    if workload.precision != "bfloat16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def build_stages(
+    experiment: spec.Experiment,
+    options: spec.Pipeline,
+    session: Session,
+    dataset: data.Dataset,
+) -> PipelineModel:
+    """This worker's stages of the model."""
+    workload, workers = experiment.workload, experiment.cluster.workers
+    total = workload.global_batch_for(workers)
+    samples, _ = dataset[0]
+    microbatch = total // (options.replicas * options.microbatches)
+    device = _own_device()
+    job = Job(
+        build=lambda: models.build(
+            workload.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes
+        ),
+        sample=torch.empty((microbatch, *samples.shape), dtype=samples.dtype, device="meta"),
+        loss=partial(functional.cross_entropy, label_smoothing=workload.label_smoothing),
+        precision=lambda: precision_of(workload, device),
+        channels_last=_is_channels_last(workload),
+        weight_factor=2 + optimizers.state_factor(workload.optimizer),
+    )
+    return pipeline.build(options, session.context(device, STAGES), job)
+
+
+def _wants_graph(experiment: spec.Experiment, device: torch.device) -> bool:
+    """Whether to record the passes: not where others must see gradients as they come."""
+    workload = experiment.workload
+    if device.type != "cuda" or workload.compile or workload.graph == "off":
+        return False
+    alone = isinstance(experiment.architecture, spec.Single)
+    if workload.graph == "on" and not (alone and workload.accumulate == 1):
+        name = spec.architecture_name(experiment.architecture)
+        reason = f"{name} sends gradients while backward makes them"
+        reason = "a recorded pass cannot accumulate gradients" if alone else reason
+        fix = "leave it out, or use --architecture single without --accumulate."
+        raise SpecError("--graph", f"graph = on, and {reason}.", fix)
+    known = workload.graph == "on" or models.info(workload.model) is not None
+    return alone and known and workload.accumulate == 1
 
 
 def _source(
-    workload: spec.Workload, dataset: data.Dataset, shares: list[float], session: Session
+    workload: spec.Workload,
+    dataset: data.Dataset,
+    shares: list[float],
+    session: Session,
+    device: torch.device,
 ) -> data.BatchSource:
     total = workload.global_batch_for(len(shares))
     batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
@@ -199,6 +317,8 @@ def _source(
             there, place = division(shares, session)
             return data.split(count, there)[place]
 
+        if device.type == "cuda":
+            return data.DeviceLoader(dataset, batches, own_part, device)
         return data.Loader(dataset, batches, own_part)
     group = Group(session.context(torch.device("cpu"), READING), "gloo")
     own = dataset if session.rank == 0 else None
@@ -206,6 +326,23 @@ def _source(
         data.part_of(rank, shares) for rank in range(session.workers)
     ]
     return ScatterLoader(own, describe(own, group), batches, slices, group)
+
+
+def _source_of_stages(
+    workload: spec.Workload,
+    dataset: data.Dataset,
+    session: Session,
+    model: PipelineModel,
+    device: torch.device,
+) -> data.BatchSource:
+    """A pipeline's workers take the same samples; who neither begins nor ends it needs none."""
+    total = workload.global_batch_for(session.workers)
+    batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
+    if not model.reads:
+        dataset = data.open("synthetic", input_shape=(1,), num_samples=len(dataset))
+    if device.type == "cuda":
+        return data.DeviceLoader(dataset, batches, model.samples_of, device)
+    return data.Loader(dataset, batches, model.samples_of)
 
 
 def _timed(
@@ -217,7 +354,7 @@ def _timed(
         batch = next(batches, None)
         if batch is None:
             return
-        inputs, targets = (part.to(device) for part in batch)
+        inputs, targets = (part.to(device, non_blocking=True) for part in batch)
         session.clock.enter("other")
         yield inputs, targets
 

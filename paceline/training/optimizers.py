@@ -1,4 +1,4 @@
-"""Torch's optimizers by the names of `spec.Optimizer`."""
+"""Torch's optimizers, and two of ours for large batches, by the names of `spec.Optimizer`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline import spec
+from paceline.training.large_batch import Lamb, Lars
 
 TABLE: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -14,7 +15,10 @@ TABLE: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
+    "lars": Lars,
+    "lamb": Lamb,
 }
+FUSED = ("sgd", "adam", "adamw", "adagrad")
 
 
 def build(options: spec.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -24,6 +28,14 @@ def build(options: spec.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.
         keywords["momentum"] = options.momentum
     if options.nesterov:
         keywords["nesterov"] = True
-    if options.name != "rmsprop":
+    if options.name == "lars":
+        keywords["trust"] = options.trust
+    if options.name in FUSED:
         keywords["fused"] = True
     return TABLE[options.name](parameters, **keywords)
+
+
+def state_factor(options: spec.Optimizer) -> int:
+    """How many numbers an optimizer keeps for each weight."""
+    kept = {"sgd": 0, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "lars": 1, "lamb": 2}
+    return kept[options.name] + (1 if options.momentum and options.name != "lars" else 0)

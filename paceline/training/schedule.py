@@ -9,6 +9,8 @@ def learning_rate(workload: spec.Workload, *, step: int, num_steps: int, workers
     """The rate that `step` of `num_steps` is taken with."""
     schedule = workload.schedule
     rate = workload.optimizer.learning_rate * (workers if schedule.scale_with_workers else 1)
+    if schedule.base_batch:
+        rate *= workload.global_batch_for(workers) / schedule.base_batch
     if step < schedule.warmup_steps:
         return rate * (0.1 + 0.9 * step / schedule.warmup_steps)
     if schedule.name == "step":

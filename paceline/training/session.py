@@ -253,7 +253,9 @@ class Session:
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Give the record this worker's loss of the current step: the mean over its samples."""
-        self._loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+        loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+        # From a GPU it travels behind the script's back; by the time the step is over it is here.
+        self._loss = loss.to("cpu", non_blocking=True)
 
     def _members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
         self.members = members

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline import data
-from paceline.data import adult, cifar10, files, higgs, imagefolder, libsvm, mnist, shapes
+from paceline.data import adult, cifar10, decoding, files, higgs, libsvm, mnist, shapes
 from paceline.errors import MissingError, SpecError
 
 MADE_HERE = ["synthetic", "shapes", "text"]
@@ -240,7 +240,7 @@ def test_imagefolder_cuts_differ_by_epoch_and_not_by_who_asks(shared_data):
 def test_boxes_lie_inside_the_picture():
     rng = np.random.default_rng(0)
     for width, height in [(500, 375), (33, 900), (224, 224)]:
-        for box in [imagefolder.random_box(width, height, rng) for _ in range(50)]:
+        for box in [decoding.random_box(width, height, rng) for _ in range(50)]:
             left, upper, right, lower = box
             assert 0 <= left < right <= width + 1e-6
             assert 0 <= upper < lower <= height + 1e-6

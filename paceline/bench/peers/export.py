@@ -52,7 +52,7 @@ def _refuse(workload: spec.Workload, cluster: spec.Cluster) -> None:
         "a learning-rate schedule": workload.schedule != spec.Schedule(),
         "gradient accumulation": workload.accumulate != 1,
         "gradient clipping": bool(workload.clip_norm),
-        "bfloat16": workload.precision != "float32",
+        "bfloat16": workload.precision == "bfloat16",
         "uneven shares": bool(cluster.shares),
         "containers": bool(cluster.container),
         "resuming": bool(workload.resume),

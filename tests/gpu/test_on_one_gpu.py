@@ -1,0 +1,184 @@
+"""Everything that one GPU can show: the same curve as a CPU's, by every way there is."""
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from paceline import data, record, spec
+from paceline.cli import main
+from paceline.data.sampling import GlobalBatches, part_of
+from paceline.errors import MemberError
+from paceline.launch import identify
+from paceline.record import RunFolder, Summary
+from paceline.testing import run_members
+from paceline.training import loop
+from paceline.training.session import Session
+
+SMALL = {"model": "tutorial-cnn", "data": "shapes", "global_batch": 32, "steps": 20, "seed": 4}
+
+
+def train_recorded(session: Session) -> None:
+    folder = RunFolder(Path(session.identity.run))
+    loop.train(folder.experiment(), session, folder)
+
+
+def train_on_the_cpu(session: Session) -> None:
+    torch.cuda.is_available = lambda: False
+    train_recorded(session)
+
+
+def run(folder: Path, work=train_recorded, text="single", workers=1, **changes) -> Summary:
+    """Train and record; one worker in this process, which has its GPU already."""
+    architecture = spec.parse_architecture(text)
+    experiment = spec.replace(
+        spec.Experiment(), architecture=architecture, workers=workers, **{**SMALL, **changes}
+    )
+    made = RunFolder.create(folder / f"{time.monotonic_ns()}", experiment)
+    if workers == 1 and work is train_recorded and "compile" not in changes:
+        identity = msgspec.structs.replace(identify({}), run=str(made.path))
+        session = Session(
+            identity, options=architecture, folder=made, measurement=spec.Measurement()
+        )
+        try:
+            work(session)
+        finally:
+            session.close()
+    else:
+        run_members(work, workers=workers, architecture=architecture, folder=made)
+    return record.summarise(made, "finished")
+
+
+def curve(summary_of: Path) -> dict[int, float]:
+    folder = RunFolder(summary_of)
+    return record.losses({m.name: folder.steps(m.name) for m in folder.members()})
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.iterdir(), key=lambda path: int(path.name))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[int, float]:
+    folder = tmp_path_factory.mktemp("alone")
+    run(folder)
+    return curve(newest(folder))
+
+
+def test_the_gpu_follows_the_cpu(tmp_path, alone):
+    run(tmp_path, train_on_the_cpu)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"graph": "off"},
+        {"graph": "on"},
+        {"accumulate": 2},
+        {"layout": "channels-first"},
+        {"compile": True, "steps": 6},
+    ],
+    ids=str,
+)
+def test_an_option_that_is_for_speed_changes_no_result(tmp_path, alone, changes):
+    summary = run(tmp_path, **changes)
+    found = curve(newest(tmp_path))
+    assert found == pytest.approx({step: alone[step] for step in found}, rel=1e-3)
+    parts = sum(summary.breakdown_seconds.values())
+    assert 0 < parts <= 1.05 * summary.step_seconds.p95 * 3
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_lower_precision_learns_alike(tmp_path, alone, precision):
+    run(tmp_path, precision=precision)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=0.1)
+
+
+def test_batch_norm_statistics_are_those_of_a_pass_that_was_not_recorded(tmp_path):
+    changes = {
+        "model": "resnet50",
+        "data": "synthetic",
+        "input_shape": (3, 32, 32),
+        "steps": 4,
+        "checkpoint_every": 3,
+        "optimizer": {"name": "sgd", "learning_rate": 1e-5},
+    }
+    for graph in ("off", "on"):
+        run(tmp_path, **changes, graph=graph)
+    states = [
+        torch.load(next(path.glob("checkpoints/*.pt")), weights_only=True)["model"]
+        for path in sorted(tmp_path.iterdir())
+    ]
+    plain, recorded = states
+    for name, value in plain.items():
+        if "tracked" in name:
+            assert int(recorded[name]) == int(value) == 3
+        if "running" in name:  # what recording adds to them would be half of them
+            assert (recorded[name] - value).norm() < 0.02 * value.norm()
+
+
+@pytest.mark.parametrize(
+    ("text", "workers"),
+    [
+        ("replicated:devices=2", 1),
+        ("replicated:devices=3,shares=3/1/2", 1),
+        ("ring", 2),
+        ("average", 2),
+        ("pipeline", 2),
+    ],
+)
+def test_several_on_one_gpu_follow_one(tmp_path, alone, text, workers):
+    summary = run(tmp_path, text=text, workers=workers)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
+    assert any("share" in note or "replicas" in note for note in summary.notes)
+
+
+def test_nccl_with_too_few_gpus_is_one_sentence(tmp_path):
+    workers = torch.cuda.device_count() + 1
+    with pytest.raises(MemberError, match="NCCL needs one for each"):
+        run(tmp_path, text="ring:backend=nccl", workers=workers, global_batch=8 * workers)
+
+
+def test_servers_refuse_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as stop:
+        main.main(["train", "--architecture", "server", "--steps", "3"])
+    assert stop.value.code == 2
+    assert time.monotonic() - began < 10
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
+
+
+def pictures(folder: Path) -> Path:
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(1)
+    for label in ("cat", "dog"):
+        (folder / "train" / label).mkdir(parents=True)
+        for number in range(12):
+            values = torch.randint(256, (60, 80, 3), generator=generator, dtype=torch.uint8)
+            Image.fromarray(values.numpy()).save(folder / "train" / label / f"{number}.jpeg")
+    return folder
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_batches_that_were_fed_are_those_of_the_host(tmp_path, cache):
+    folder = pictures(tmp_path)
+    batches = GlobalBatches(24, 8, seed=3)
+    device = torch.device("cuda", 0)
+
+    def opened() -> data.Dataset:
+        shape = (3, 32, 32)
+        return data.open("imagefolder", data_dir=folder, input_shape=shape, cache=cache)
+
+    with closing(opened()) as here, closing(opened()) as there:
+        fed = data.DeviceLoader(here, batches, part_of(0, [1.0]), device).steps(0, 7)
+        plain = data.Loader(there, batches, part_of(0, [1.0])).steps(0, 7)
+        for (inputs, targets), (expected, classes) in zip(fed, plain, strict=True):
+            assert inputs.device == device
+            assert torch.allclose(inputs.cpu(), expected, atol=1e-6)
+            assert torch.equal(targets.cpu(), classes)
