@@ -17,7 +17,7 @@ Architecture = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Workers that compute gradients.")]
 Servers = Annotated[int | None, typer.Option(help="Dedicated servers (server architectures).")]
-On = Annotated[str | None, typer.Option("--on", help="Engine: here or tunnel.")]
+On = Annotated[str | None, typer.Option("--on", help="Engine: here, tunnel or predict.")]
 Link = Annotated[str | None, typer.Option(help="Rate of emulated cables: 1gbit or 1gbit,50us.")]
 Device = Annotated[str | None, typer.Option(help="cpu, an emulated one such as k80, or a file.")]
 Json = Annotated[
