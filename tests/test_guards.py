@@ -86,7 +86,8 @@ def test_public_names_are_sorted_and_exist():
 
 
 def test_no_file_is_too_long_or_named_for_nothing():
-    files = [p for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "build" not in p.parts]
+    foreign = {".venv", "build", "stand_ins"}  # stand-ins are named as what they stand for
+    files = [p for p in ROOT.rglob("*.py") if foreign.isdisjoint(p.parts)]
     long = [str(p) for p in files if len(p.read_text(encoding="utf-8").splitlines()) > 600]
     vague = [str(p) for p in files if p.stem in {"utils", "helpers", "misc", "common"}]
     assert not long

@@ -1,6 +1,7 @@
 """How members find each other before they can talk: notes left in the job's store."""
 
 import secrets
+import time
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.architectures.base import Context
-from paceline.errors import DeadlineError
+from paceline.errors import DeadlineError, ExchangeError
 from paceline.wire import JobKey
 
 T = TypeVar("T")
@@ -36,9 +37,13 @@ class Meeting:
         """Return a note, waiting for its author until the deadline."""
         if self._store is None:
             return msgspec.msgpack.decode(self._notes[key], type=kind)
+        began = time.monotonic()
         try:
             self._store.wait([key], timedelta(seconds=self._seconds))
         except (torch.distributed.DistError, RuntimeError) as error:
+            if time.monotonic() - began < self._seconds / 2:  # the store is gone, and its keeper
+                told = f"{self._name} lost the job's store before it could read the note {key}"
+                raise ExchangeError(f"{told}: worker0 has ended.") from error
             operation = f"{self._name} reads the note {key}"
             raise DeadlineError(operation, self._seconds, [author]) from error
         return msgspec.msgpack.decode(bytes.fromhex(self._store.get(key).decode()), type=kind)
