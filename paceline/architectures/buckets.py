@@ -23,10 +23,18 @@ from paceline.architectures.gradients import (
     with_mean_loss,
 )
 from paceline.architectures.trained import Trained
-from paceline.errors import SpecError
+from paceline.errors import ExchangeError, SpecError
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the exchange starts early."""
+
+STRETCH = 4096
+"""So many elements of a bucket's weights are compared in each pass: some microseconds."""
+
+OTHER_WEIGHTS = (
+    "the workers' weights have become different: one of them changed its weights alone. Do the "
+    "same on every worker, or before paceline.distribute, which gives all worker 0's."
+)
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 """(number of elements, type, device) -> a flat tensor for one bucket."""
@@ -47,7 +55,9 @@ class BucketedArchitecture:
         self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
         self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[_Bucket] = []
-        self._started = 0
+        self._started = self._turn = 0
+        self._has_passed = False
+        """Gradients were averaged since the last step: what is done to them now is to means."""
 
     def distribute(self, trained: Trained) -> None:
         self._trained = trained
@@ -91,13 +101,18 @@ class BucketedArchitecture:
                 slot.fill()  # not reached by this backward pass: accumulated before, or unused
             self._start_next()
         self._collective.finish()
+        whole = self._collective.weight == len(self._collective.members)
         for bucket in self._buckets:
             bucket.flat.div_(self._collective.weight)
             bucket.hand_out()
-        self._started = 0
+            if whole and bucket.has_other_weights():
+                raise ExchangeError(OTHER_WEIGHTS)
+        self._started, self._turn, self._has_passed = 0, self._turn + 1, True
 
     def _start_next(self) -> None:
-        self._collective.start(self._buckets[self._started].flat)
+        bucket = self._buckets[self._started]
+        bucket.probe(self._turn)
+        self._collective.start(bucket.flat)
         self._started += 1
 
     # Around a step.
@@ -108,6 +123,7 @@ class BucketedArchitecture:
         changed = with_closure(self._averaged, arguments, named)
         if changed is None:
             self._exchange_rest()
+            self._has_passed = False
         return changed
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -120,7 +136,7 @@ class BucketedArchitecture:
             for slot in self._slots:  # their place goes with its bucket
                 slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
             self._deal()
-        if any(slot.is_fresh for slot in self._slots):
+        if any(slot.is_fresh or not (self._has_passed or slot.is_intact) for slot in self._slots):
             self.pass_over()
 
     def _deal(self) -> None:
@@ -132,19 +148,40 @@ class BucketedArchitecture:
 
 
 class _Bucket:
-    """Gradients of one type, and behind them a mark for each: how many workers have it."""
+    """Gradients of one type, behind them a mark for each (how many workers have it), and at last a
+    sample of the weights, which must be equal on all workers."""
 
     def __init__(self, tensors: list[Tensor], allocate: Allocate) -> None:
         first = tensors[0]
         num_elements = sum(t.numel() for t in tensors)
-        self.flat = allocate(num_elements + len(tensors), first.dtype, first.device)
-        self._marks = self.flat[num_elements:]
+        self.flat = allocate(num_elements + len(tensors) + 1, first.dtype, first.device)
+        self._marks, self._sample = self.flat[num_elements:-1], self.flat[-1]
+        self._sampled = self._size = 0.0
         self.slots, offset = [], 0
         for number, tensor in enumerate(tensors):
             place = place_like(self.flat[offset : offset + tensor.numel()], tensor)
             self.slots.append(_Slot(self, tensor, place, self._marks[number : number + 1]))
             offset += tensor.numel()
         self.num_missing = len(self.slots)
+
+    @torch.no_grad()
+    def probe(self, turn: int) -> None:
+        """Let a stretch of the weights travel as its mean: another one in each turn."""
+        tensor = self.slots[turn % len(self.slots)].tensor.detach()
+        if tensor.device.type != "cpu" or not tensor.is_floating_point():
+            return  # a look at it would wait for the device
+        first = turn // len(self.slots) * STRETCH % max(tensor.numel(), 1)
+        stretch = tensor.view(-1)[first : first + STRETCH] if tensor.is_contiguous() else tensor
+        self._sample.copy_(stretch.mean() if stretch.numel() else torch.zeros(()))
+        self._sampled = float(self._sample)
+        self._size = float(stretch.abs().mean()) if stretch.numel() else 0.0
+
+    def has_other_weights(self) -> bool:
+        """After a sum: the other workers' sample is not this one's."""
+        if self.flat.device.type != "cpu":
+            return False
+        tolerance = max(0.01, 4 * torch.finfo(self.flat.dtype).eps) * self._size
+        return abs(float(self._sample) - self._sampled) > tolerance
 
     def hand_out(self) -> None:
         """Give each tensor its averaged gradient; None stays None where no worker has one."""
@@ -153,6 +190,7 @@ class _Bucket:
         unused = {number for number in lacking if not marks[number]}
         for number, slot in enumerate(self.slots):
             slot.tensor.grad = slot.given = None if number in unused else slot.place
+            slot.version = slot.place._version
         self.num_missing = len(self.slots)
 
 
@@ -163,11 +201,17 @@ class _Slot:
         self.bucket, self.tensor, self.place, self.mark = bucket, tensor, place, mark
         self.given: Tensor | None = None
         """The mean that was handed out last; any other gradient is this worker's own."""
+        self.version = 0
 
     @property
     def is_fresh(self) -> bool:
         gradient = self.tensor.grad
         return gradient is not None and gradient is not self.given
+
+    @property
+    def is_intact(self) -> bool:
+        """Nobody has written to the mean since it was handed out."""
+        return self.tensor.grad is None or self.place._version == self.version
 
     def fill(self) -> None:
         gradient = self.tensor.grad

@@ -2,33 +2,20 @@
 
 import threading
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import Store
 
 from paceline import architectures, spec
 from paceline.architectures.base import Context
-from paceline.training.stores import DEADLINE_SECONDS
 
 SOME, NO_MORE = b"some", b"no more"
+POLL_SECONDS = 0.2
 
 
 def announce(store: Store, number: int, what: bytes) -> None:
     """Worker 0 tells the servers whether there is a `number`th call of `distribute` to serve."""
     store.set(f"to-serve/{number}", what.decode())
-
-
-def is_to_serve(store: Store, number: int) -> bool:
-    """Wait for what worker 0 announces: a script may take its time before it distributes."""
-    key = f"to-serve/{number}"
-    while True:
-        try:
-            store.wait([key], timedelta(seconds=DEADLINE_SECONDS))
-        except torch.distributed.DistStoreError:
-            continue
-        return bytes(store.get(key)) == SOME
 
 
 class Serving:
@@ -38,6 +25,7 @@ class Serving:
         self._options = options
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
+        self._failed = threading.Event()
         self.counters: dict[str, object] = {}
 
     def start(self, context: Context) -> None:
@@ -50,10 +38,26 @@ class Serving:
         self._threads.append(thread)
         thread.start()
 
+    def is_more(self, store: Store) -> bool:
+        """Wait for what worker 0 announces: a script may take its time before it distributes.
+
+        What fails meanwhile is raised here: the workers would wait for it in vain.
+        """
+        key = f"to-serve/{len(self._threads)}"
+        while not store.check([key]):
+            self._failed.wait(POLL_SECONDS)
+            self._raise_failure()
+        return bytes(store.get(key)) == SOME
+
     def wait(self) -> None:
-        """Return when all is served; raises what made one of them fail."""
+        """Return when all is served; raises what makes one of them fail."""
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(POLL_SECONDS)
+                self._raise_failure()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -62,3 +66,4 @@ class Serving:
             self.counters.update(architectures.serve(self._options, context))
         except BaseException as error:
             self._failure = self._failure or error
+            self._failed.set()

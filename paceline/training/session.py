@@ -30,7 +30,7 @@ from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, stores
 from paceline.training.device_clock import DeviceClock
-from paceline.training.serving import NO_MORE, SOME, Serving, announce, is_to_serve
+from paceline.training.serving import NO_MORE, SOME, Serving, announce
 from paceline.training.timing import Passes, Timed
 
 RECENT_STEPS = 20
@@ -366,7 +366,7 @@ def _serve(session: Session) -> None:
     """Serve every call of `distribute` until worker 0 makes no more of them."""
     serving, number, store = Serving(session.options), 0, session.store
     assert store is not None, "a job with servers has workers to meet"
-    while is_to_serve(store, number):
+    while serving.is_more(store):
         serving.start(session.context(torch.device("cpu"), number))
         number += 1
     serving.wait()

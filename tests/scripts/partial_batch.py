@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Subset
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"average:every=1": "runs"}
+EXPECTED = {"average:every=1": "equal"}
 
 paceline.init()
 torch.manual_seed(0)

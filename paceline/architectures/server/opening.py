@@ -42,7 +42,8 @@ class Exchange:
     def means(self, *, copied: bool) -> tuple[float, list[Tensor | None]]:
         """Wait for the mean gradients of all that was put in: seconds waited, and the means.
 
-        None where nobody had a gradient. Where not `copied` they hold until the next are put in.
+        None where nobody had a gradient. Where not `copied` they are to be read only, and hold
+        until the next are put in: others may be served from the same memory.
         """
         self.cutter.finish(mean=True)
         waited = self.worker.wait_all()

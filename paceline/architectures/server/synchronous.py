@@ -49,6 +49,9 @@ class SynchronousServer:
         self._watches = options.update != "worker"
         self._seen: tuple[Style, str] | None = None
         self._given: list[Tensor | None] = []
+        self._versions: list[int] = []
+        self._has_passed = False
+        """Gradients were averaged since the last step: what is done to them now is to means."""
         self._generation = self._steps = self._decisions = self._returns = self._settled = 0
         self._exchange: Exchange | None = None
 
@@ -154,23 +157,31 @@ class SynchronousServer:
         for index, tensor in enumerate(tensors):
             if index not in cutter.made and tensor.grad is not None:  # accumulated before
                 cutter.take(index, tensor.grad, mean=True)
-        waited, means = self._opened.means(copied=self._watches)
+        # Copied: a script may write to them (clipping, adding up) while they still leave from here.
+        waited, means = self._opened.means(copied=True)
         self._steps += 1
         self._context.clock.charge("exchange_exposed", waited)
         if self._watches:
             means = self._watch.backward(means, self._settings())
-        self._given = means
+        self._given, self._has_passed = means, True
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.grad = mean
+        self._versions = [0 if mean is None else mean._version for mean in means]
 
     @torch.no_grad()
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
         if self._trained.update():
             self._reopen()
-        pairs = zip(self._opened.exchanged.tensors, self._given, strict=True)
-        if any(tensor.grad is not None and tensor.grad is not given for tensor, given in pairs):
+        if any(map(self._is_fresh, range(len(self._given)))):
             self.pass_over()
+
+    def _is_fresh(self, index: int) -> bool:
+        """A gradient is this worker's own: not the mean, or written over it without a backward."""
+        gradient = self._opened.exchanged.tensors[index].grad
+        if gradient is None or gradient is not self._given[index]:
+            return gradient is not None
+        return not self._has_passed and gradient._version != self._versions[index]
 
     # Around a step of the script's own optimizer.
 
@@ -212,6 +223,7 @@ class SynchronousServer:
             self._watch.refuse_servers("it holds views of its weights")
 
     def _after_step(self, *_: Any) -> None:
+        self._has_passed = False
         if self._streaming is None and self._seen is not None:
             self._decide(*self._seen)
             self._seen = None
