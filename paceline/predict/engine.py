@@ -4,7 +4,7 @@ The record is that of any other run, so that `explain`, `compare` and `report` r
 behave alike are written once each up to a number; the summary is of all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline import record, spec
@@ -25,12 +25,11 @@ def predicted(
     experiment: spec.Experiment,
     path: Path,
     *,
-    script: Sequence[str] = (),
-    output: Callable[[str, str], None] = lambda name, line: None,
+    output: Callable[..., None] = lambda *said: None,
     progress: Callable[[int], None] = lambda steps: None,
 ) -> RunFolder:
     """Predict the experiment and leave it as a run folder."""
-    if script:
+    if experiment.workload.script is not None:
         problem = "a script can be run, not predicted: nothing is known of its layers."
         fix = "profile its model with `paceline profile`, and predict that."
         raise SpecError("--on predict", problem, fix)

@@ -1,0 +1,147 @@
+"""Predictions as runs, curves, advice, what-if and scores: what the commands show."""
+
+import json
+
+import pytest
+
+from paceline import engines, record, spec
+from paceline.cli import main
+from paceline.errors import SpecError
+from paceline.predict.advice import advise
+from paceline.predict.answer import simulate
+from paceline.predict.changes import vary
+from paceline.predict.curve import scaling_curve
+from paceline.predict.fitting import fit
+from paceline.predict.scorecard import keep, read, score
+from paceline.predict.what_if import what_if
+
+
+def asked(architecture: str = "ring", workers: int = 4, servers: int = 0, **cluster):
+    return spec.from_tables(
+        {
+            "engine": "predict",
+            "workload": {"model": "resnet50", "data": "synthetic", "batch": 32, "steps": 8},
+            "architecture": architecture,
+            "cluster": {
+                "workers": workers, "servers": servers, "device": "k80", "link": "1gbit", **cluster,
+            },
+        },
+        "test",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def as_if_measured(tmp_path):
+    """A predicted run whose record says that it was measured."""
+
+    def make(experiment: spec.Experiment, name: str = "run") -> record.RunFolder:
+        folder = engines.run(experiment, tmp_path / name)
+        measured = spec.replace(experiment, engine="tunnel")
+        folder.write("experiment.toml", spec.to_toml(measured).encode())
+        return folder
+
+    return make
+
+
+def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
+    folder = engines.run(asked(workers=100), tmp_path / "run")
+    summary = record.open_folder(tmp_path / "run").summary()
+    assert summary.status == "finished"
+    assert summary.workers == 100
+    assert summary.interval["low"] < summary.samples_per_second < summary.interval["high"]
+    step = summary.step_seconds.median
+    assert sum(summary.breakdown_seconds.values()) == pytest.approx(step)
+    assert len(folder.steps("worker0")) == 8
+    assert any("68 more workers" in note for note in summary.notes)
+
+
+def test_a_script_is_refused(tmp_path):
+    tables = {"engine": "predict", "workload": {"script": {"path": "train.py"}}}
+    script = spec.from_tables(tables, "test")
+    with pytest.raises(SpecError, match="a script can be run, not predicted"):
+        engines.run(script, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_curve_says_where_more_workers_do_not_help():
+    found = scaling_curve(asked("server", 2, 1), [1, 2, 4, 8])
+    assert [point.workers for point in found.points] == [1, 2, 4, 8]
+    assert found.points[-1].limited_by == "links of hosts that serve"
+    assert found.enough_workers < 8
+
+
+def test_advice_ranks_what_trains_like_one_worker_and_says_why():
+    found = advise(asked(link="3gbit"), 3)
+    rates = [row.samples_per_second for row in found.ranked]
+    assert rates == sorted(rates, reverse=True)
+    assert not found.ranked[0].why
+    assert all("slower" in row.why or "as fast" in row.why for row in found.ranked[1:])
+    assert not any("async" in row.architecture for row in found.ranked)
+    assert any("dedicated servers" in text for text in found.remarks)
+
+
+def test_a_faster_network_helps_a_run_that_the_network_limits(as_if_measured):
+    found = what_if(as_if_measured(asked()), link="10gbit")
+    assert found.gain_fraction > 0.5
+    assert found.low < found.expected < found.high
+
+
+def test_a_straggler_taken_away_gives_its_share_back(as_if_measured):
+    hosts = [{"count": 3}, {"slowdown": 2.0}]
+    slow = as_if_measured(asked(link="100gbit", hosts=hosts))
+    assert what_if(slow, slowdown=1.0).gain_fraction > 0.3
+
+
+def test_hosts_follow_workers_and_servers():
+    base = asked("server", 8, 1, hosts=[{"workers": 8}, {"workers": 0, "servers": 1}])
+    more = vary(base, workers=20, servers=3)
+    assert [(h.count, h.workers, h.servers) for h in more.cluster.hosts] == [
+        (2, 8, 0), (1, 4, 0), (3, 0, 1),
+    ]  # fmt: skip
+
+
+def test_a_known_figure_fixes_the_rate_of_a_cable():
+    truth = asked(link="500mbit")
+    known = simulate(truth).samples_per_second
+    found = fit(asked(link="10gbit"), known, "link")
+    rate = spec.parse_link(found.cluster.link, "test").bandwidth_bits_per_second
+    assert rate == pytest.approx(5e8, rel=0.02)
+
+
+def test_scores_are_kept_and_read_back(as_if_measured, tmp_path):
+    entry = score(as_if_measured(asked()))
+    assert entry.error_fraction == pytest.approx(0.0, abs=1e-6)
+    assert entry.inside
+    keep(entry, tmp_path / "runs")
+    keep(entry, tmp_path / "runs")
+    assert read(tmp_path / "runs") == [entry, entry]
+
+
+def test_a_prediction_is_no_measurement(tmp_path):
+    with pytest.raises(SpecError, match="it was not measured"):
+        score(engines.run(asked(), tmp_path / "run"))
+
+
+def test_predict_prints_one_object(capsys):
+    line = "predict --model resnet50 --device k80 --batch 32 -a ring --workers 1,4 --json"
+    with pytest.raises(SystemExit) as ended:
+        main.main(line.split())
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [point["workers"] for point in found["points"]] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("predict --workers 1,x", "is not a list of numbers of workers"),
+        ("predict --device k80 --link fast", "neither a rate such as 10gbit nor a known link"),
+        ("advise --device k80 --goal cheap", '"cheap" is not a goal'),
+        ("advise --device k80 --goal cost --samples 5", "a cost needs a price"),
+    ],
+)
+def test_bad_flags_are_a_sentence_and_status_2(capsys, line, sentence):
+    with pytest.raises(SystemExit) as ended:
+        main.main(line.split())
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
