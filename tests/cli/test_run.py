@@ -175,7 +175,7 @@ time.sleep(60)
     assert err.partition("error: ")[2].startswith("worker1 exited 1")
     assert "the reason" in err.partition("error: ")[2]
     (note,) = recorded().summary().notes
-    assert note == "worker1 exited 1"
+    assert note == "worker1 exited 1: the reason"
 
 
 def test_the_record_can_be_run_again_from_anywhere(run, tmp_path, monkeypatch):
