@@ -89,7 +89,8 @@ def test_no_file_is_too_long_or_named_for_nothing():
     foreign = {".venv", "build", "stand_ins"}  # stand-ins are named as what they stand for
     files = [p for p in ROOT.rglob("*.py") if foreign.isdisjoint(p.parts)]
     long = [str(p) for p in files if len(p.read_text(encoding="utf-8").splitlines()) > 600]
-    vague = [str(p) for p in files if p.stem in {"utils", "helpers", "misc", "common"}]
+    ours = [p for p in files if "stand_ins" not in p.parts]  # named as those they stand in for
+    vague = [str(p) for p in ours if p.stem in {"utils", "helpers", "misc", "common"}]
     assert not long
     assert not vague
 
