@@ -189,6 +189,9 @@ class ServerMachine:
                 self._ended[message.worker] = message.steps
                 for slot in self._slots.values():
                     slot.waiting.pop(message.worker, None)
+                    for step in slot.steps.values():  # begun by others, and not to be closed
+                        for push in step.pushes.values():
+                            self._require_all(push)
                 return [*self._choose(), *self._close_all()]
         raise ExchangeError(f"a server cannot handle {message!r}.")
 
