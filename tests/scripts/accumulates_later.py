@@ -8,7 +8,8 @@ from tests.scripts.toy import Net, loader, numbers
 
 EXPECTED = {
     "average:every=1": "equal",
-    "server*": "refused: optimizer.step()",
+    "server*": "refused: Write server:update=worker",
+    "server:mode=*": "refused: Use them in the first step too",
 }
 
 paceline.init()

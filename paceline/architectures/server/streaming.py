@@ -202,16 +202,20 @@ class Streaming:
 
     def _read(self, index: int) -> None:
         """A tensor is about to be read."""
-        if self._worker.idle:
-            return
-        # A layer recomputed inside backward has not submitted its own chunks yet.
-        if self._cutter.has_submitted(index):
+        if self.has_begun or self._norms is not None:
+            self._read_before_step(index)
+        elif not self._worker.idle:
+            self._waited(self._worker.wait(self._cutter.chunks_of(index)))
+
+    def _read_before_step(self, index: int) -> None:
+        """Where servers hold the step, or lack a part of the tensor's gradient, its weights are the
+        old ones, whole; else they may be new before `optimizer.step()` is called."""
+        if not self._holds and self._cutter.has_submitted(index):
             raise ExchangeError(
                 "weights are read between backward and optimizer.step(), when some are new and "
                 "some old: run all but the last backward of a step inside paceline.no_sync(), and "
                 f"look at weights after the step. {self._way_out}"
             )
-        self._waited(self._worker.wait(self._cutter.chunks_of(index)))
 
     # Clipping.
 
