@@ -11,7 +11,7 @@ from paceline.predict.exchange import COARSE_STEPS, MOST_STEPS, Group, Job, Seat
 from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology
-from paceline.protocol.placement import TRAVELLING_CHUNK_BYTES
+from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES
 from paceline.record.summary import waits_for_all
 
 MOST_CHUNKS = 200

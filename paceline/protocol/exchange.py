@@ -226,7 +226,7 @@ class ExchangeMachine:
         del self._outstanding[answer.chunk]
         self._versions[answer.chunk] = answer.version
         self.late_chunks += answer.late
-        return [Usable(answer.chunk, answer.version)]
+        return [Usable(answer.chunk, answer.version, answer.absent)]
 
     def _stepped(self, event: Stepped) -> list[Action]:
         """A held step may be updated now."""
