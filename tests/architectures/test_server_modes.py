@@ -107,7 +107,7 @@ def follow_a_schedule(session, rates, last):
         if step == 2 and session.rank != last:
             session.store.set("ahead", "yes")
     session.architecture.settle()
-    return model.weight.detach().clone()
+    return model.weight.flatten().tolist()
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -123,7 +123,7 @@ def test_bounded_updates_each_step_by_its_own_settings(place, last):
         servers=int(place == "transport=tcp"),
         architecture=spec.parse_architecture(f"server:mode=bounded,staleness=2,{place}"),
     ):
-        assert weights.eq(-sum(rates)).all(), weights
+        assert set(weights) == {-sum(rates)}
 
 
 def test_shares_are_recorded_beside_what_was_summed():
