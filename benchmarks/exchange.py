@@ -242,9 +242,9 @@ def prepared(
         if not from_source and not local:
             assert member.gradients is not None
             member.gradients.chunk(chunk.index)[: end - chunk.start].copy_(values)
-            ready.append((Ready(chunk.index), []))
+            ready.append((Ready(chunk.index, mean=True), []))
         else:
-            ready.append((Ready(chunk.index), [(0, end - chunk.start, values)]))
+            ready.append((Ready(chunk.index, mean=True), [(0, end - chunk.start, values)]))
     return ready
 
 
