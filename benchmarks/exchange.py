@@ -28,9 +28,10 @@ from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.server import setup
 from paceline.architectures.server.memory import Piece
+from paceline.architectures.server.plan import Exchanged
 from paceline.launch import Identity
 from paceline.models.memory import keep_freed_memory
-from paceline.protocol import Ready
+from paceline.protocol.actions import Ready
 from paceline.telemetry import StepClock
 
 EXCHANGES = ("memcpy", "gloo", "server-shm", "server-shm-copied", "server-tcp", "mpi")
@@ -201,14 +202,14 @@ def join(
         device=torch.device("cpu"),
         note=lambda text: None,
     )
-    model = torch.nn.Module()
-    model.gradient = torch.nn.Parameter(target)
     options = spec.parse_architecture(
         f"server:placement=colocated,update=worker,transport={transport}"
     )
     assert isinstance(options, spec.Server)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return setup.set_up_worker(options, context, model, list(model.named_parameters()), optimizer)
+    exchanged = Exchanged(
+        names=["gradient"], tensors=[target], groups=[0], optimizer="", settings=[]
+    )
+    return setup.set_up_worker(options, context, exchanged)
 
 
 def server(member: setup.WorkerMember, source: torch.Tensor, *, from_source: bool) -> Exchange:
@@ -241,9 +242,9 @@ def prepared(
         if not from_source and not local:
             assert member.gradients is not None
             member.gradients.chunk(chunk.index)[: end - chunk.start].copy_(values)
-            ready.append((Ready(chunk.index), []))
+            ready.append((Ready(chunk.index, mean=True), []))
         else:
-            ready.append((Ready(chunk.index), [(0, end - chunk.start, values)]))
+            ready.append((Ready(chunk.index, mean=True), [(0, end - chunk.start, values)]))
     return ready
 
 

@@ -11,7 +11,7 @@ import msgspec
 from paceline import protocol, spec
 from paceline.predict.stacks import Stack
 from paceline.protocol import Chunk, ParameterSize
-from paceline.protocol.placement import TRAVELLING_CHUNK_BYTES
+from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES
 
 LARGE_ARRAY_BYTES = 4_000_000
 """MXNET_KVSTORE_BIGARRAY_BOUND: a million numbers."""

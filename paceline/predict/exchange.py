@@ -12,17 +12,21 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from paceline import protocol, spec
+from paceline import spec
 from paceline.predict.cells import Cell
 from paceline.predict.clock import Clock
 from paceline.predict.dealing import Parcel
 from paceline.predict.host_sums import HostSums
 from paceline.predict.links import Links
 from paceline.predict.outcome import Work
-from paceline.predict.pulling import Ask, PullingWorker
+from paceline.predict.pulling import PullingWorker
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology, rate_of
-from paceline.protocol import Announce, Answer, Departed, Push, Ready, Send, Usable
+from paceline.protocol.actions import Action, Departed, Ready, Send, Usable
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.messages import Answer, Chosen, Message, Push
+from paceline.protocol.plan import Plan
+from paceline.protocol.seat import SeatMachine
 
 WARMUP_STEPS, MOST_STEPS = 3, 10
 SETTLED = 1e-3
@@ -41,6 +45,8 @@ class Group:
         self.devices = devices
         """Devices behind each of them, summed inside the host before anything leaves it."""
         self.machine: Any = None
+        self.own_seat: int | None = None
+        """Where nothing has to travel to."""
         self.sums: HostSums | None = None
         self.needed: set[int] = set()
         """Chunks, or inside a host layers, that the device waits for."""
@@ -60,9 +66,7 @@ class Group:
 class SeatGroup:
     """Seats on the hosts of some cells: `count` places that serve alike."""
 
-    def __init__(
-        self, index: int, cells: Sequence[Cell], count: int, machine: protocol.ServerMachine
-    ) -> None:
+    def __init__(self, index: int, cells: Sequence[Cell], count: int, machine: SeatMachine) -> None:
         self.index, self.cells, self.count, self.machine = index, cells, count, machine
         self.hosts = sum(cell.hosts for cell in cells)
         self.busy_until = self.busy_seconds = 0.0
@@ -80,18 +84,21 @@ class Job:
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
         parcels: Sequence[Parcel],
+        plan: Plan,
         *,
         sent_fraction: float,
         unevenness: float,
         together: bool,
         noisy: bool,
     ) -> None:
-        """`noisy`: every worker is simulated by itself, and so is its jitter."""
+        """`plan`: groups are its workers. `noisy`: every worker is simulated by itself, and so is
+        its jitter."""
         self.clock = Clock()
         self._links = Links(self.clock)
         self._kinds: dict[str, str] = {}
         self._stack, self._constants, self._topology = stack, constants, topology
-        self._groups, self._seats, self._parcels = groups, seats, parcels
+        self._groups, self._seats, self._parcels, self._plan = groups, seats, parcels, plan
+        self._seat_of = {seat.member: own for seat, own in zip(plan.seats, seats, strict=True)}
         self._sent_fraction, self._unevenness = sent_fraction, unevenness
         self._together, self._noisy = together, noisy
         self._random = random.Random(experiment.workload.seed)
@@ -105,30 +112,23 @@ class Job:
         ]
         self._lay_links()
         for group in groups:
-            group.machine = self._machine_for(experiment, group)
+            group.machine = self._machine_for(group)
             group.device = self._device(group)
             if group.devices > 1:
                 group.sums = self._sums_of(group)
 
     # Building
 
-    def _machine_for(self, experiment: spec.Experiment, group: Group) -> Any:
-        owners = [parcel.owner for parcel in self._parcels]
+    def _machine_for(self, group: Group) -> ExchangeMachine | PullingWorker:
         if self._stack.exchange == "pull":
+            owners = [self._plan.seats[owner].member for owner in self._plan.owners]
             return PullingWorker(group.index, owners)
-        kind = experiment.architecture
-        options = kind if isinstance(kind, spec.Server) else spec.Server()
+        machine = ExchangeMachine(self._plan, group.index)
         own = [s.index for s in self._seats if s.hosts == 1 and s.cells[0] is group.cell]
-        colocated = own and not group.cell.of.servers
-        window = options.window * sum(seat.count for seat in self._seats) / len(self._seats)
-        return protocol.WorkerMachine(
-            group.index,
-            [parcel.chunk for parcel in self._parcels],
-            owners,
-            window=None if self._stack.place == "arrays" else max(1, round(window)),
-            own_seat=own[min(group.index, len(own) - 1)] if colocated else None,
-            declares=options.mode == "quorum",
-        )
+        if own and not group.cell.of.servers:
+            group.own_seat = own[min(group.index, len(own) - 1)]
+        machine.own_seat = group.own_seat
+        return machine
 
     def _lay_links(self) -> None:
         constants, topology = self._constants, self._topology
@@ -312,13 +312,13 @@ class Job:
     def _ready(self, group: Group, chunk: int) -> None:
         self._act(group, group.machine.handle(Ready(chunk)))
 
-    def _act(self, group: Group, actions: Sequence[Any]) -> None:
+    def _act(self, group: Group, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Send(seat, Push() as push):
-                    self._push(group, self._seats[seat], push)
-                case Send(seat, message) | Ask(seat, message):
-                    self._note(group, self._seats[seat], message)
+                case Send(to, Push() as push):
+                    self._push(group, self._seat_of[to], push)
+                case Send(to, message):
+                    self._note(group, self._seat_of[to], message)
                 case Usable() if group.sums is not None:
                     group.sums.answered(action.chunk)
                 case Usable():
@@ -333,7 +333,7 @@ class Job:
     def _push(self, group: Group, seat: SeatGroup, push: Push) -> None:
         self.events += 1
         departed = lambda: self._act(group, group.machine.handle(Departed(push.chunk)))  # noqa: E731
-        if self._local or getattr(group.machine, "_own_seat", None) == seat.index:
+        if self._local or group.own_seat == seat.index:
             self._served(group, seat, push)
             return
         self._links.send(
@@ -344,7 +344,7 @@ class Job:
             departed,
         )
 
-    def _note(self, group: Group, seat: SeatGroup, message: Any) -> None:
+    def _note(self, group: Group, seat: SeatGroup, message: Message) -> None:
         """Something without weights: it takes the way's latency and no part of a link."""
         self.events += 1
         self.clock.after(self._latency(group, seat), lambda: self._served(group, seat, message))
@@ -362,24 +362,25 @@ class Job:
         seat.busy_seconds += seconds
         self.clock.at(seat.busy_until, lambda: self._served(group, seat, push))
 
-    def _served(self, group: Group, seat: SeatGroup, message: Any) -> None:
-        for action in seat.machine.handle(message):
+    def _served(self, group: Group, seat: SeatGroup, message: Message) -> None:
+        actions = seat.machine.handle(message)
+        while (work := seat.machine.take()) is not None:  # its time has passed: see `_arrived`
+            actions += seat.machine.done(work)
+        for action in actions:
             match action:
-                case Answer():
+                case Send(message=Answer() as answer):
                     weights = self._stack.exchange == "answer" or not isinstance(message, Push)
-                    self._answer(seat, self._groups[action.worker], action, weights=weights)
-                case Announce():
-                    for other in self._groups:
-                        self._announce(seat, other, action)
+                    self._answer(seat, self._groups[answer.worker], answer, weights=weights)
+                case Send(to, Chosen() as chosen):
+                    self._announce(seat, self._groups[int(to.removeprefix("worker"))], chosen)
 
-    def _announce(self, seat: SeatGroup, group: Group, action: Announce) -> None:
-        chosen = action.chosen
+    def _announce(self, seat: SeatGroup, group: Group, chosen: Chosen) -> None:
         latency = self._latency(group, seat)
         self.clock.after(latency, lambda: self._act(group, group.machine.handle(chosen)))
 
     def _answer(self, seat: SeatGroup, group: Group, answer: Answer, *, weights: bool) -> None:
         self.events += 1
-        if self._local or getattr(group.machine, "_own_seat", None) == seat.index:
+        if self._local or group.own_seat == seat.index:
             self._noted(group, answer)
             return
         if not weights:

@@ -2,27 +2,20 @@
 
 It fetches every variable when a step begins, in the order in which the graph uses them, and returns
 every gradient as it is made; the next step begins when all are applied. Stands where
-`WorkerMachine` stands in a simulation.
+`ExchangeMachine` stands in a simulation.
 """
 
 from collections.abc import Sequence
 
-import msgspec
-
-from paceline.protocol import Answer, Chosen, Departed, Pull, Push, Ready, Send, Usable
-
-
-class Ask(msgspec.Struct, frozen=True, gc=False):
-    """Action: ask a seat for the present weights of a chunk."""
-
-    seat: int
-    message: Pull
+from paceline.protocol.actions import Action, Event, Ready, Send, Usable
+from paceline.protocol.messages import Answer, Message, Pull, Push
 
 
 class PullingWorker:
     """One worker's view of all variables."""
 
-    def __init__(self, worker: int, owners: Sequence[int]) -> None:
+    def __init__(self, worker: int, owners: Sequence[str]) -> None:
+        """`owners`: the member that serves each chunk."""
         self._worker, self._owners = worker, tuple(owners)
         self._step = self._made = 0
         self._unapplied: set[int] = set()
@@ -38,19 +31,22 @@ class PullingWorker:
         """Every gradient of the last step is in the servers' weights."""
         return not self._unapplied
 
-    def begin(self) -> list[Ask]:
+    def begin(self) -> list[Action]:
         """A step begins: ask for everything."""
         self._asked = set(range(len(self._owners)))
-        return [Ask(seat, Pull(self._worker, chunk)) for chunk, seat in enumerate(self._owners)]
+        return [
+            Send(owner, Pull(self._worker, chunk), seat=True)
+            for chunk, owner in enumerate(self._owners)
+        ]
 
-    def handle(self, event: Ready | Departed | Answer | Chosen) -> list[Send | Usable]:
+    def handle(self, event: Message | Event) -> list[Action]:
         match event:
             case Ready():
                 self._unapplied.add(event.chunk)
                 push = Push(self._worker, event.chunk, self._step, self._step)
                 self._made = (self._made + 1) % len(self._owners)
                 self._step += self._made == 0
-                return [Send(self._owners[event.chunk], push)]
+                return [Send(self._owners[event.chunk], push, event.chunk, seat=True)]
             case Answer() if event.chunk in self._unapplied:
                 self._unapplied.discard(event.chunk)
                 return []

@@ -4,14 +4,17 @@ import math
 
 import msgspec
 
-from paceline import protocol, spec
+from paceline import spec
 from paceline.predict.cells import PHASES, Cell, cells_of, lay_out
 from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
 from paceline.predict.exchange import Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.topology import Topology
-from paceline.protocol.placement import TRAVELLING_CHUNK_BYTES
+from paceline.protocol.chunks import Layout
+from paceline.protocol.placement import Seat
+from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES, Plan, Rules, quorum_of
+from paceline.protocol.seat import SeatMachine
 from paceline.record.summary import waits_for_all
 
 MOST_CHUNKS = 200
@@ -32,11 +35,12 @@ def server_step(
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
-    plan = _chunked if stack.place == "chunks" else _whole
-    dealt = plan(experiment, topology, stack, work, on_hosts, shares, 1 if together else PHASES)
+    cut = _chunked if stack.place == "chunks" else _whole
+    dealt = cut(experiment, topology, stack, work, on_hosts, shares, 1 if together else PHASES)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
+    plan = _plan(experiment, stack, dealt, len(groups))
     seats = [
-        SeatGroup(index, at, count, _server(experiment, dealt.parcels, index, len(groups)))
+        SeatGroup(index, at, count, SeatMachine(plan, index))
         for index, (at, count) in enumerate(dealt.seats)
     ]
     collapsed = len(groups) < (topology.computing_hosts if leaders else topology.workers)
@@ -48,6 +52,7 @@ def server_step(
         groups,
         seats,
         dealt.parcels,
+        plan,
         sent_fraction=sent_fraction(experiment.architecture),
         unevenness=dealt.unevenness,
         together=together,
@@ -137,20 +142,27 @@ def _unevenness(total_bytes: int, seats: int) -> float:
     return math.ceil(chunks / seats) / (chunks / seats)
 
 
-def _server(
-    experiment: spec.Experiment, parcels: list[Parcel], seat: int, groups: int
-) -> protocol.ServerMachine:
-    own = [parcel.chunk.index for parcel in parcels if parcel.owner == seat]
+def _plan(experiment: spec.Experiment, stack: Stack, dealt: _Dealt, groups: int) -> Plan:
+    """What the machines go by; seats that serve alike are one seat, and groups are workers."""
     kind = experiment.architecture
     options = kind if isinstance(kind, spec.Server) else spec.Server()
-    workers = experiment.cluster.workers
-    quorum = options.quorum or max(1, workers - 1)
-    return protocol.ServerMachine(
-        own,
-        protocol.of_size(groups),
+    workers, seats = experiment.cluster.workers, len(dealt.seats)
+    quorum = round(quorum_of(options, workers) * groups / workers)
+    window = round(options.window * sum(count for _, count in dealt.seats) / seats)
+    rules = Rules(
         mode=options.mode,
-        staleness=options.staleness,
-        quorum=max(1, round(quorum * groups / workers)),
+        staleness=options.staleness if options.mode == "bounded" else 0,
+        quorum=max(1, quorum) if options.mode == "quorum" else 0,
+        window=None if stack.place == "arrays" else max(1, window),
+        exclusive=options.exclusive,
+    )
+    chunks = tuple(parcel.chunk for parcel in dealt.parcels)
+    return Plan(
+        layout=Layout(parameters=(), flats=(), places=(), chunks=chunks),
+        owners=tuple(parcel.owner for parcel in dealt.parcels),
+        seats=tuple(Seat(member=f"seat{seat}", share=1 / seats) for seat in range(seats)),
+        workers=groups,
+        rules=rules,
     )
 
 

@@ -1,54 +1,37 @@
-"""Pure state machines of an exchange: chunks, placement, the worker's and the server's side.
+"""What an exchange decides: pure state machines and the plan they go by, and who carries them out.
 
-Everything here is decisions: no torch, no sockets, no clock. The runtime feeds the machines from
-the network, the predictor from a virtual one, tests by hand.
+plan          from sizes, options and a cluster's shape to chunks (`chunks`), seats (`placement`)
+              and rules
+exchange      a worker's side with servers; `seat` the server's, with `membership` and `admission`
+collectives   a worker's side without them
+messages      what members tell each other; `actions` what machines are told and want done
+member        the one place where actions are carried out, in any world
+
+No torch, no sockets, no clock. The runtime feeds the machines from the network, the predictor from
+a virtual one, tests by hand.
 """
 
 from paceline.protocol.chunks import Chunk, Layout, ParameterSize
-from paceline.protocol.membership import Membership, of_size
-from paceline.protocol.messages import (
-    Answer,
-    Chosen,
-    Commit,
-    Declare,
-    Join,
-    Leave,
-    Message,
-    Pull,
-    Push,
-)
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.member import Member, World
 from paceline.protocol.placement import Seat, cut_and_deal, exchange_seconds, seats
-from paceline.protocol.server import Announce, Drop, Keep, Measure, ServerMachine, Update
-from paceline.protocol.worker import Departed, Ready, Send, Usable, WorkerMachine
+from paceline.protocol.plan import Plan, Rules, Shape, make_plan
+from paceline.protocol.seat import SeatMachine
 
 __all__ = [
-    "Announce",
-    "Answer",
-    "Chosen",
     "Chunk",
-    "Commit",
-    "Declare",
-    "Departed",
-    "Drop",
-    "Join",
-    "Keep",
+    "ExchangeMachine",
     "Layout",
-    "Leave",
-    "Measure",
-    "Membership",
-    "Message",
+    "Member",
     "ParameterSize",
-    "Pull",
-    "Push",
-    "Ready",
+    "Plan",
+    "Rules",
     "Seat",
-    "Send",
-    "ServerMachine",
-    "Update",
-    "Usable",
-    "WorkerMachine",
+    "SeatMachine",
+    "Shape",
+    "World",
     "cut_and_deal",
     "exchange_seconds",
-    "of_size",
+    "make_plan",
     "seats",
 ]

@@ -74,6 +74,8 @@ class Usable(Action, frozen=True, gc=False):
 
     chunk: int
     version: int
+    absent: tuple[int, ...] = ()
+    """A mean gradient's parameters that got no gradient from anybody."""
 
 
 class Normed(Action, frozen=True):

@@ -71,7 +71,8 @@ class ExchangeMachine:
         self.late_chunks = 0
         self._plan, self._owners = plan, plan.owners
         self._members = [seat.member for seat in plan.seats]
-        self._own_seat = plan.seat_of(f"worker{worker}")
+        self.own_seat = plan.seat_of(f"worker{worker}")
+        """In this worker's process: what goes there waits for no link."""
         self._urgency: Sequence[int] = [chunk.first_use for chunk in plan.layout.chunks]
         self._versions = [step] * len(plan.owners)
         self._outstanding: dict[int, Push | Pull] = {}
@@ -186,7 +187,7 @@ class ExchangeMachine:
             self._held_step = push.step
         self._outstanding[chunk] = push
         seat = self._owners[chunk]
-        if seat == self._own_seat:
+        if seat == self.own_seat:
             return [self._send(push), *self._count_made()]
         stretch = STRETCHES * self._made // len(self._owners)
         heapq.heappush(self._queue, (-stretch, self._made, push))
@@ -226,7 +227,7 @@ class ExchangeMachine:
         del self._outstanding[answer.chunk]
         self._versions[answer.chunk] = answer.version
         self.late_chunks += answer.late
-        return [Usable(answer.chunk, answer.version)]
+        return [Usable(answer.chunk, answer.version, answer.absent)]
 
     def _stepped(self, event: Stepped) -> list[Action]:
         """A held step may be updated now."""

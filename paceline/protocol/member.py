@@ -58,9 +58,9 @@ class Member:
         """What the seat has gathered for others."""
         self._gathered_since = 0.0
 
-    def tell(self, event: Event) -> None:
-        """Something happened to the worker's side."""
-        self._act_for_worker(event)
+    def tell(self, *events: Event) -> None:
+        """Something happened to the worker's side; what it sends for all of it goes together."""
+        self._act_for_worker(*events)
 
     def receive(self, message: Message, *, for_seat: bool) -> None:
         """A message has come; `do(Keep)` and `do(Usable)` find its payload where the world put it.
@@ -126,12 +126,13 @@ class Member:
                     self._gathered_since = self._world.now()
                 self._answers.setdefault(action.to, []).append(action)
 
-    def _act_for_worker(self, event: Message | Event) -> None:
+    def _act_for_worker(self, *events: Message | Event) -> None:
         """What moves no payload goes in one parcel for each member, at once."""
-        if self.worker is None:
+        worker = self.worker
+        if worker is None:
             return
         gathered: dict[str, list[Send]] = {}
-        for action in self.worker.handle(event):
+        for action in (action for event in events for action in worker.handle(event)):
             if not isinstance(action, Send):
                 self._world.do(action)
             elif action.to == self.name:

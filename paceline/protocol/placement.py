@@ -19,17 +19,6 @@ EVEN = 1.05
 """A seat may carry so many times its share."""
 
 
-SHARED_CHUNK_BYTES = 2 << 20, 512 << 10
-"""Preferred, and the least that makes sense, here and below. In shared memory only descriptors
-travel, and the work per chunk is what counts beside sums."""
-
-TRAVELLING_CHUNK_BYTES = 256 << 10, 64 << 10
-"""On a network a small chunk lets an urgent one overtake soon; beat 1 MiB in trials at 1 Gbit."""
-
-LOOPBACK_CHUNK_BYTES = 4 << 20, 256 << 10
-"""Inside one host the work per message is what limits, so messages are few."""
-
-
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """One place that serves chunks."""
 

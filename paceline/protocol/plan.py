@@ -108,7 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arbiter(self) -> int:
         """The seat that chooses quorums and admits workers: one that serves a chunk."""
-        return self.owners[0]
+        return self.owners[0] if self.owners else 0
 
     def chunks_of(self, seat: int) -> list[int]:
         return [chunk for chunk, owner in enumerate(self.owners) if owner == seat]

@@ -144,8 +144,8 @@ class SeatMachine:
 
     @property
     def over(self) -> bool:
-        """Every worker has left: nobody is there to be served."""
-        return not self.roster.present
+        """Every worker has left, and what they had sent is done."""
+        return not self.roster.present and not self._queue
 
     @property
     def has_work(self) -> bool:

@@ -91,6 +91,41 @@ def test_bounded_staleness_is_bounded_and_measured():
     assert losses[-5:].mean() < losses[:5].mean()
 
 
+def follow_a_schedule(session, rates, last):
+    """Gradients of one everywhere: what a weight loses is the sum of the rates its updates used."""
+    model = nn.Linear(8, 4, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = session.distribute(model, optimizer)
+    for step, rate in enumerate(rates):
+        if step == 0 and session.rank == last:  # the other is as far ahead as it may be
+            session.store.wait(["ahead"])
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        if step == 2 and session.rank != last:
+            session.store.set("ahead", "yes")
+    session.architecture.settle()
+    return model.weight.flatten().tolist()
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("place", ["placement=colocated", "transport=tcp"])
+def test_bounded_updates_each_step_by_its_own_settings(place, last):
+    rates = [1.0, 10.0, 100.0, 1000.0]
+    settled = [0.0] * 3  # what is updated last need not have come back
+    for weights in run_members(
+        follow_a_schedule,
+        [*rates, *settled],
+        last,
+        workers=2,
+        servers=int(place == "transport=tcp"),
+        architecture=spec.parse_architecture(f"server:mode=bounded,staleness=2,{place}"),
+    ):
+        assert set(weights) == {-sum(rates)}
+
+
 def test_shares_are_recorded_beside_what_was_summed():
     architecture = spec.parse_architecture("server:placement=colocated,chunk=1KiB")
     results = run_members(record_counters, workers=2, architecture=architecture)
@@ -129,7 +164,7 @@ def test_options_that_contradict_each_other_are_refused(text, told):
 
 def one_never_pushes(session):
     usual = session.context
-    session.context = lambda device: dataclasses.replace(usual(device), deadline_seconds=3.0)
+    session.context = lambda *given: dataclasses.replace(usual(*given), deadline_seconds=3.0)
     model = nn.Linear(20, 3)
     model, optimizer = session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for step in range(3):

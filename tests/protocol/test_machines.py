@@ -257,6 +257,17 @@ def test_the_most_urgent_chunk_goes_next_whoever_serves_it():
     assert [sends(machine.handle(Departed(chunk))) for chunk in (5, 4)] == [[0], [1]]
 
 
+def test_while_gradients_are_made_the_newest_stretch_goes_first_in_the_order_made():
+    """So that workers a moment apart send the same chunks, and servers can answer them."""
+    machine = ExchangeMachine(make(1, 2, 12, window=1), 0)
+    made = [sends(machine.handle(Ready(chunk))) for chunk in (11, 10, 9, 8, 7, 6)]
+    assert made == [[11], [10], [], [], [], []]
+    assert [sends(machine.handle(Departed(chunk))) for chunk in (11, 10, 7)] == [[7], [6], [9]]
+    for chunk in range(5, -1, -1):
+        assert sends(machine.handle(Ready(chunk))) == []
+    assert [sends(machine.handle(Departed(chunk))) for chunk in (6, 9)] == [[0], [1]]
+
+
 def test_a_real_order_of_use_is_told_to_the_seats_and_orders_their_work():
     machine = ExchangeMachine(make(1, 1, 3), 0)
     (told,) = machine.handle(Used((2, 1, 0)))

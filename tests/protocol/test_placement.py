@@ -4,11 +4,6 @@ import pytest
 import torch
 
 from paceline import models
-from paceline.architectures.server.plan import (
-    LOOPBACK_CHUNK_BYTES,
-    SHARED_CHUNK_BYTES,
-    TRAVELLING_CHUNK_BYTES,
-)
 from paceline.protocol.chunks import ParameterSize, cut
 from paceline.protocol.placement import (
     cut_and_deal,
@@ -19,6 +14,11 @@ from paceline.protocol.placement import (
     optimal_seconds,
     ring_seconds,
     seats,
+)
+from paceline.protocol.plan import (
+    LOOPBACK_CHUNK_BYTES,
+    SHARED_CHUNK_BYTES,
+    TRAVELLING_CHUNK_BYTES,
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from paceline.errors import ExchangeError
-from paceline.protocol import Answer, Push
+from paceline.protocol.messages import Answer, Push
 from paceline.wire import JobKey, StreamPost, ZeroMqPost
 
 KINDS = Push | Answer

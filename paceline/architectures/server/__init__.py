@@ -4,7 +4,8 @@ synchronous   one worker's side in steps that all workers take together; `asynch
 watching      what the first step shows of a script; `weights`, `held`, `optimizer` what it sees of
               its weights, gradients and optimizer while they are with the servers
 opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
-exchange      the worker's side at work; `serving` the server's; `loop` the thread of both
+loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
+              `serving`, the server's, and `carriers`, the ways between them
 sums, updates what servers do with gradients; `state` the optimizer's state on its way
 """
 
@@ -12,14 +13,15 @@ from paceline import spec
 from paceline.architectures.base import Architecture, Context
 from paceline.architectures.server.asynchronous import AsynchronousServer
 from paceline.architectures.server.opening import serve
-from paceline.architectures.server.setup import check, is_exclusive
+from paceline.architectures.server.plan import shape_of
 from paceline.architectures.server.synchronous import SynchronousServer
+from paceline.protocol.plan import check
 
 
 def build(options: spec.Server, context: Context) -> Architecture:
     """One worker's side."""
-    check(options, context.identity)
-    if is_exclusive(options):
+    check(options, shape_of(context.identity))
+    if options.exclusive:
         return SynchronousServer(options, context)
     return AsynchronousServer(options, context)
 

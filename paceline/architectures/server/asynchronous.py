@@ -16,13 +16,14 @@ from paceline.architectures.base import Context
 from paceline.architectures.gradients import GradientTap
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.server.opening import Exchange
-from paceline.architectures.server.plan import Exchanged, placement_of, refuse_sparse
+from paceline.architectures.server.plan import Exchanged, refuse_sparse, shape_of
 from paceline.architectures.server.setup import share_rest
 from paceline.architectures.server.streaming import Streaming, push_weights
 from paceline.architectures.server.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
+from paceline.protocol.plan import placement_of
 
 WAY_OUT = "Use them in the first step too: then gradients leave at optimizer.step() in every step."
 
@@ -43,7 +44,7 @@ class AsynchronousServer:
         self._exchange: Exchange | None = None
 
     def distribute(self, trained: Trained) -> None:
-        if placement_of(self._options, self._context.identity) != self._options.placement:
+        if placement_of(self._options, shape_of(self._context.identity)) != self._options.placement:
             self._context.note("no servers were asked for: the workers serve (colocated).")
         refuse_sparse(trained.model)
         self._trained, self._optimizer = trained, trained.optimizers[0]

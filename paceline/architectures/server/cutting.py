@@ -7,7 +7,8 @@ from torch import Tensor
 from paceline.architectures.server.exchange import WorkerSide
 from paceline.architectures.server.memory import Piece, as_run, pieces_of
 from paceline.errors import ExchangeError
-from paceline.protocol import Layout, Ready
+from paceline.protocol.actions import Ready
+from paceline.protocol.chunks import Layout
 
 
 class Cutter:

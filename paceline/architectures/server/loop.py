@@ -1,32 +1,60 @@
-"""A member's loop: one thread that owns its sockets and runs whichever sides it has."""
+"""A member's loop: one thread that owns its sockets, and the real world of its machines.
+
+What has come is told to the member, and what its machines want is done here: by sockets, by the
+worker's side, by the server's. Nothing is decided.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 
-from paceline.architectures.server.control import AnyMessage
+from paceline.architectures.server import control
+from paceline.architectures.server.carriers import Payloads
+from paceline.architectures.server.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange import WorkerSide
 from paceline.architectures.server.serving import ServerSide
-from paceline.wire import Post
-
-TURN_SECONDS = 0.0005
-"""How long a server works before it looks again at what has come."""
+from paceline.protocol.actions import (
+    Action,
+    Blamed,
+    Departed,
+    Drop,
+    Keep,
+    Normed,
+    Note,
+    Send,
+    Usable,
+    Work,
+)
+from paceline.protocol.member import Member
+from paceline.protocol.messages import Assign, Push
+from paceline.protocol.plan import TURN_SECONDS
+from paceline.wire import Parcel, Post
 
 IDLE_SECONDS = 0.2
 """How often a loop with nothing to do looks whether it should end."""
 
 
 class MemberLoop:
-    """Takes parcels to the worker's side and the server's side until told to stop."""
+    """Runs whichever sides a member has until told to stop; a `protocol.World`."""
 
     def __init__(
-        self, post: Post[AnyMessage], worker: WorkerSide | None, server: ServerSide | None
+        self,
+        plan: JobPlan,
+        post: Post[AnyMessage],
+        worker: WorkerSide | None,
+        server: ServerSide | None,
+        note: Callable[[str], None],
     ) -> None:
-        self.post, self.worker, self.server = post, worker, server
-        if server is not None and worker is not None:
-            server.deliver = worker.handle
+        self._plan, self._post, self._note = plan, post, note
+        self._worker, self._server = worker, server
+        machines = worker.machine if worker else None, server.machine if server else None
+        self._member = Member(post.name, self, *machines)
+        self._payloads: Payloads = ()
+        """Of the parcel that is being handled."""
+        self._arrived = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="paceline-loop", daemon=True)
 
@@ -35,7 +63,7 @@ class MemberLoop:
 
     def stop(self, seconds: float = 5.0) -> None:
         self._stopping.set()
-        self.post.wake()
+        self._post.wake()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
@@ -45,28 +73,125 @@ class MemberLoop:
             self._run(until)
 
     def _run(self, until: Callable[[], bool]) -> None:
-        post, worker, server = self.post, self.worker, self.server
+        post, worker, server = self._post, self._worker, self._server
+        idle = True
         while not until():
-            busy = server is not None and server.has_work
-            parcels = post.receive(0.0 if busy else IDLE_SECONDS)
-            arrived = time.monotonic()
+            parcels = post.receive(IDLE_SECONDS if idle else 0.0)
+            self._arrived = time.monotonic()
             if worker is not None:
-                worker.drain()
+                self._drain(worker)
             for parcel in parcels:
                 if parcel.for_server and server is not None:
-                    server.handle(parcel, arrived)
+                    self._serve(server, parcel)
                 elif worker is not None:
-                    worker.handle(parcel)
-                    worker.drain()
-            if server is not None:
-                server.work(arrived + TURN_SECONDS)
-                if not server.has_work:
-                    server.flush()
+                    self._take(worker, parcel)
+                    self._drain(worker)
+            idle = self._member.work(self._arrived + TURN_SECONDS)
+            if worker is not None:
+                worker.release()
 
     def _guarded(self) -> None:
         try:
             self.run(self._stopping.is_set)
         except BaseException as error:
-            if self.worker is None:
+            if self._worker is None:
                 raise
-            self.worker.fail(error)
+            self._worker.fail(error)
+
+    # What has happened.
+
+    def _drain(self, worker: WorkerSide) -> None:
+        """Tell the machine what has departed, and do what the training thread asked for."""
+        departed, requests = self._post.departed, worker.requests
+        while departed or requests:
+            if departed:
+                pushes = [m for m in departed.popleft() if isinstance(m, Push)]
+                self._member.tell(*(Departed(push.chunk) for push in pushes))
+                continue
+            match requests.popleft():
+                case Parcel() as parcel if parcel.peer != self._post.name:
+                    self._post.send(parcel.peer, parcel.messages, parcel.payloads)
+                case Parcel() as parcel:
+                    assert self._server is not None
+                    self._serve(self._server, parcel)
+                case events:
+                    self._member.tell(*events)
+
+    def _serve(self, server: ServerSide, parcel: Parcel[AnyMessage]) -> None:
+        self._payloads = parcel.payloads
+        for message in parcel.messages:
+            match message:
+                case control.FetchState():
+                    self._send_state(server, f"worker{message.worker}", message.chunk)
+                case control.AssignState():
+                    server.assign_state(message, parcel.payloads)
+                case Assign():
+                    server.assign(message.chunk, parcel.payloads[0])
+                    self._member.receive(message, for_seat=True)
+                case _:
+                    self._member.receive(message, for_seat=True)
+
+    def _take(self, worker: WorkerSide, parcel: Parcel[AnyMessage]) -> None:
+        self._payloads = parcel.payloads
+        for message in parcel.messages:
+            match message:
+                case control.State():
+                    worker.take_state(message, parcel.payloads)
+                case _:
+                    self._member.receive(message, for_seat=False)
+        worker.release()
+
+    def _send_state(self, server: ServerSide, to: str, chunk: int) -> None:
+        message, payloads = server.state(chunk)
+        if to != self._post.name:
+            self._post.reply(to, [message], payloads)
+        elif self._worker is not None:
+            self._worker.take_state(message, payloads)
+
+    # What the machines want.
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def moves(self, send: Send) -> int:
+        chunk = send.payload
+        if chunk is None:
+            return 0
+        if send.seat:
+            assert self._worker is not None
+            return self._worker.carriers[chunk].moves(chunk)
+        assert self._server is not None
+        return self._server.carriers[send.to].moves(chunk)
+
+    def post(self, to: str, sends: Sequence[Send]) -> None:
+        """What has payload to travel comes alone."""
+        messages = cast("list[AnyMessage]", [send.message for send in sends])
+        chunk, rules = sends[0].payload, self._plan.rules
+        payloads: list[memoryview] = []
+        if sends[0].seat:
+            if chunk is not None:
+                assert self._worker is not None
+                payloads = self._worker.carriers[chunk].gradient_payloads(chunk)
+            self._post.send(to, messages, payloads, tracked=rules.window is not None)
+        else:
+            if chunk is not None:
+                assert self._server is not None
+                payloads = self._server.carriers[to].weights_payloads(chunk)
+            self._post.reply(to, messages, payloads, copy=not rules.exclusive)
+
+    def do(self, action: Action) -> None:
+        match action:
+            case Usable() if self._worker is not None:
+                self._worker.usable(action, self._payloads)
+            case Keep(push) if self._server is not None:
+                self._server.keep(push, self._payloads, self._arrived)
+            case Work() if self._server is not None:
+                self._member.finished(action, self._server.work(action))
+            case Drop() if self._server is not None:
+                self._server.drop(action)
+            case Normed() | Blamed() if self._worker is not None:
+                self._worker.answer(action)
+            case Note(text):
+                self._note(text)
+            case _:
+                raise AssertionError(f"nobody here can do {action!r}.")

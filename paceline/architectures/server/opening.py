@@ -31,7 +31,7 @@ class Exchange:
         self._member = setup.set_up_worker(options, _of(context, generation), exchanged)
         self.worker, self.held = self._member.worker, self._member.held
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
-        self.is_shared = self._member.plan.shared
+        self.is_shared = self._member.plan.rules.shared
         self.leads = context.identity.rank == 0
         self.cutter = Cutter(exchanged.names, exchanged.tensors, self.layout, self.worker)
 

@@ -1,23 +1,21 @@
-"""From a model and an optimizer to a plan: what is exchanged, in which chunks, served by whom."""
+"""What torch knows of an exchange: from tensors and an optimizer to the sizes of a plan."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
-from paceline import protocol, spec
-from paceline.architectures.server.control import Plan, Settings
+from paceline import spec
+from paceline.architectures.server.control import JobPlan
 from paceline.architectures.server.memory import DTYPES, is_dense
 from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
-from paceline.protocol import ParameterSize
-from paceline.protocol.placement import (
-    LOOPBACK_CHUNK_BYTES,
-    SHARED_CHUNK_BYTES,
-    TRAVELLING_CHUNK_BYTES,
-)
+from paceline.protocol.chunks import ParameterSize
+from paceline.protocol.messages import Settings
+from paceline.protocol.plan import Shape, make_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,13 @@ def refuse_sparse(model: torch.nn.Module) -> None:
             raise SpecError("architecture server", problem, "build the layer with sparse=False.")
 
 
-def make_plan(exchanged: Exchanged, options: spec.Server, identity: Identity) -> Plan:
+def shape_of(identity: Identity) -> Shape:
+    members = identity.workers + identity.servers
+    hosts = (0,) * members if identity.on_one_host else ()
+    return Shape(workers=identity.workers, servers=identity.servers, hosts=hosts)
+
+
+def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity) -> JobPlan:
     """The plan worker 0 publishes."""
     named = zip(exchanged.names, exchanged.tensors, exchanged.groups, strict=True)
     sizes = [
@@ -76,24 +80,15 @@ def make_plan(exchanged: Exchanged, options: spec.Server, identity: Identity) ->
         )
         for name, tensor, group in named
     ]
-    seats = protocol.seats(placement_of(options, identity), identity.workers, identity.servers)
-    shared = shares_memory(options, identity)
-    wanted = options.chunk_bytes
-    preferred, least = (wanted, wanted) if wanted else suitable_bytes(shared, identity)
-    shares = [seat.share for seat in seats]
-    layout, owners = protocol.cut_and_deal(sizes, shares, preferred, least)
-    return Plan(
-        layout=layout,
+    plan = make_plan(sizes, options, shape_of(identity), exchanged.settings)
+    return JobPlan(
+        **msgspec.structs.asdict(plan),
         fingerprint=exchanged.fingerprint,
-        owners=owners,
-        seats=seats,
-        shared=shared,
         optimizer=exchanged.optimizer,
-        groups=exchanged.settings,
     )
 
 
-def check_plan(plan: Plan, exchanged: Exchanged) -> None:
+def check_plan(plan: JobPlan, exchanged: Exchanged) -> None:
     """This worker's model must be the one the plan was made for."""
     if exchanged.fingerprint == plan.fingerprint:
         return
@@ -104,23 +99,3 @@ def check_plan(plan: Plan, exchanged: Exchanged) -> None:
     raise ExchangeError(
         f"this worker's model differs from worker 0's ({told}); build the same model everywhere."
     )
-
-
-def placement_of(options: spec.Server, identity: Identity) -> protocol.placement.Placement:
-    """`dedicated` without any server means that the workers serve."""
-    lacks_servers = options.placement == "dedicated" and identity.servers == 0
-    return "colocated" if lacks_servers else options.placement
-
-
-def shares_memory(options: spec.Server, identity: Identity) -> bool:
-    if options.transport == "shm" and not identity.on_one_host:
-        problem = "transport = shm, and the members are on several hosts."
-        raise SpecError("architecture server", problem, "write transport=tcp, or leave it out.")
-    return identity.on_one_host if options.transport == "auto" else options.transport == "shm"
-
-
-def suitable_bytes(shared: bool, identity: Identity) -> tuple[int, int]:
-    """The size of a chunk that suits the way it goes, and the least that makes sense."""
-    if shared:
-        return SHARED_CHUNK_BYTES
-    return LOOPBACK_CHUNK_BYTES if identity.on_one_host else TRAVELLING_CHUNK_BYTES

@@ -4,29 +4,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.compression import make_codec
-from paceline.architectures.server.control import AnyMessage, Plan
+from paceline.architectures.server.carriers import Carrier, Local, Shared, Wire
+from paceline.architectures.server.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange import WorkerSide
 from paceline.architectures.server.loop import MemberLoop
 from paceline.architectures.server.meeting import Meeting
 from paceline.architectures.server.memory import Flats
-from paceline.architectures.server.plan import (
-    Exchanged,
-    check_plan,
-    make_plan,
-    placement_of,
-    shares_memory,
-)
+from paceline.architectures.server.plan import Exchanged, check_plan, make_job_plan, shape_of
 from paceline.architectures.server.serving import ServerSide
-from paceline.errors import SpecError
 from paceline.launch import Identity
-from paceline.protocol import ServerMachine, WorkerMachine, of_size
+from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.placement import seats as seats_of
+from paceline.protocol.plan import check, placement_of
+from paceline.protocol.seat import SeatMachine
 from paceline.wire import Post, Segment, StreamPost, Ticket, ZeroMqPost
 
 
@@ -34,7 +31,7 @@ from paceline.wire import Post, Segment, StreamPost, Ticket, ZeroMqPost
 class Member:
     """One member's part: its loop, the sides it has, and the memory they use."""
 
-    plan: Plan
+    plan: JobPlan
     post: Post[AnyMessage]
     loop: MemberLoop
     server: ServerSide | None
@@ -42,10 +39,12 @@ class Member:
 
     def serve(self) -> None:
         """Be nothing but a server, until every worker has left."""
-        self.loop.run(lambda: self.server is not None and self.server.finished)
+        self.loop.run(lambda: self.server is not None and self.server.machine.over)
 
     def counters(self) -> dict[str, object]:
-        return self.server.counters() if self.server is not None else {}
+        if self.server is None:
+            return {}
+        return {**self.server.counters(), "refused_parcels": self.post.refused}
 
     def close(self, seconds: float) -> None:
         self.loop.stop()
@@ -74,72 +73,35 @@ class WorkerMember(Member):
 
     def close(self, seconds: float) -> None:
         """Leave, and go on serving until every other worker has left or `seconds` are over."""
-        self.worker.leave(self.worker.machine.step)
+        self.worker.leave()
         end = time.monotonic() + seconds
-        while self.server is not None and not self.server.finished:
+        while self.server is not None and not self.server.machine.over:
             if time.monotonic() > end or self.worker.failure is not None:
                 break
             time.sleep(0.01)
         super().close(seconds)
 
 
-def check(options: spec.Server, identity: Identity) -> None:
-    """Refuse what cannot work, before anything starts."""
-    where = "architecture server"
-    if options.placement == "optimal" and identity.servers == 0:
-        problem = "placement = optimal, and there are no servers to share with."
-        raise SpecError(where, problem, "add --servers, or write placement=colocated.")
-    if options.mode == "quorum" and quorum_of(options, identity.workers) > identity.workers:
-        problem = f"quorum = {options.quorum} of {identity.workers} workers."
-        raise SpecError(where, problem, f"write at most {identity.workers}.")
-    if options.update == "worker" and not is_exclusive(options):
-        problem = f"update = worker with mode = {options.mode}: weights would drift apart."
-        raise SpecError(where, problem, "leave update out, or write mode=sync.")
-    if options.compression != "none" and shares_memory(options, identity):
-        problem = f"compression = {options.compression}, and gradients do not leave this host."
-        raise SpecError(where, problem, "leave compression out, or write transport=tcp.")
-
-
-def quorum_of(options: spec.Server, workers: int) -> int:
-    return options.quorum or max(1, workers - 1)
-
-
-def is_exclusive(options: spec.Server) -> bool:
-    """Weights stay unchanged until all workers have used them: the steps are synchronous."""
-    return options.mode == "sync" or (options.mode == "bounded" and options.staleness == 0)
-
-
 def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> WorkerMember:
     """This worker's part. After it every worker's tensors have worker 0's values."""
     identity, meeting = context.identity, Meeting(context)
     leads = identity.rank == 0
-    served: Flats | None = None
-    if leads:
-        plan = make_plan(exchanged, options, identity)
-        if plan.shared:
-            served = Flats.shared(plan.layout)
-            assert served.segment is not None
-            plan = _with_ticket(plan, served.segment)
-            write_tensors(exchanged.tensors, served)
-        meeting.leave("plan", plan)
-    plan = meeting.read("plan", Plan, "worker0")
-    check_plan(plan, exchanged)
-    if plan.ticket is not None and served is None:
-        served = Flats.shared(plan.layout, Segment.attach(plan.ticket))
-    post, seat = _open_post(options, context, meeting, plan, leads)
+    plan, served = _agree(options, identity, meeting, exchanged)
+    post = _open_post(options, context, meeting, plan, leads)
     gradients = None
-    if plan.shared and any(seat.member != identity.name for seat in plan.seats):
+    if plan.rules.shared and any(seat.member != identity.name for seat in plan.seats):
         gradients = _offer_gradients(plan, meeting, identity)
-    exclusive = is_exclusive(options)
+    exclusive = plan.rules.exclusive
     held = served if exclusive and served is not None else Flats.private(plan.layout)
     if held is not served:
         write_tensors(exchanged.tensors, held)
+    store = served or (held if exclusive else Flats.private(plan.layout))
+    local = Local(held, store)
     server = None
-    if seat is not None:
-        store = served or (held if exclusive else Flats.private(plan.layout))
-        server = _make_server(options, context, plan, meeting, post, seat, store)
-    worker = _make_worker(options, context, plan, post, seat, held, served, gradients)
-    loop = MemberLoop(post, worker, server)
+    if plan.seat_of(identity.name) is not None:
+        server = _make_server(options, context, plan, meeting, store, local)
+    worker = _make_worker(options, context, plan, post, held, store, gradients, local)
+    loop = MemberLoop(plan, post, worker, server, context.note)
     member = WorkerMember(
         plan=plan,
         post=post,
@@ -153,7 +115,6 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     )
     _connect(post, plan, meeting)
     loop.start()
-    worker.join()
     _share_weights(plan, worker, held, served, leads)
     read_tensors(exchanged.tensors, held)
     # Whoever starts to train may overwrite what another still reads.
@@ -163,21 +124,41 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
 
 def set_up_server(options: spec.Server, context: Context) -> Member | None:
     """A server member's part; None when the placement gives it no share."""
-    check(options, context.identity)
     identity, meeting = context.identity, Meeting(context)
-    table = seats_of(placement_of(options, identity), identity.workers, identity.servers)
+    shape = shape_of(identity)
+    check(options, shape)
+    table = seats_of(placement_of(options, shape), identity.workers, identity.servers)
     if identity.name not in {seat.member for seat in table}:
         return None
-    plan = meeting.read("plan", Plan, "worker0")
-    post, seat = _open_post(options, context, meeting, plan, leads=False)
-    assert seat is not None
+    plan = meeting.read("plan", JobPlan, "worker0")
+    post = _open_post(options, context, meeting, plan, leads=False)
     if plan.ticket is not None:
         store = Flats.shared(plan.layout, Segment.attach(plan.ticket))
     else:
         store = Flats.private(plan.layout)
-    server = _make_server(options, context, plan, meeting, post, seat, store)
-    loop = MemberLoop(post, None, server)
+    server = _make_server(options, context, plan, meeting, store)
+    loop = MemberLoop(plan, post, None, server, context.note)
     return Member(plan=plan, post=post, loop=loop, server=server, memory=[store])
+
+
+def _agree(
+    options: spec.Server, identity: Identity, meeting: Meeting, exchanged: Exchanged
+) -> tuple[JobPlan, Flats | None]:
+    """The plan that worker 0 makes, and the memory where all find what is served, if they share."""
+    served: Flats | None = None
+    if identity.rank == 0:
+        plan = make_job_plan(exchanged, options, identity)
+        if plan.rules.shared:
+            served = Flats.shared(plan.layout)
+            assert served.segment is not None
+            plan = msgspec.structs.replace(plan, ticket=served.segment.ticket)
+            write_tensors(exchanged.tensors, served)
+        meeting.leave("plan", plan)
+    plan = meeting.read("plan", JobPlan, "worker0")
+    check_plan(plan, exchanged)
+    if plan.ticket is not None and served is None:
+        served = Flats.shared(plan.layout, Segment.attach(plan.ticket))
+    return plan, served
 
 
 def write_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
@@ -193,117 +174,96 @@ def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
             tensor.copy_(flats.parameter(index, tensor))
 
 
-def _with_ticket(plan: Plan, segment: Segment) -> Plan:
-    fields = {name: getattr(plan, name) for name in plan.__struct_fields__}
-    return Plan(**{**fields, "ticket": segment.ticket})
-
-
 def _open_post(
-    options: spec.Server, context: Context, meeting: Meeting, plan: Plan, leads: bool
-) -> tuple[Post[AnyMessage], int | None]:
-    """The member's mailbox, and its seat if it serves: then its address is made known."""
+    options: spec.Server, context: Context, meeting: Meeting, plan: JobPlan, leads: bool
+) -> Post[AnyMessage]:
+    """The member's mailbox; if it serves, its address is made known."""
     identity = context.identity
     # Inside one host, and in emulated hosts nobody else can reach, the key admits members; between
     # real hosts what they say is encrypted too, unless the user trusts the network.
     exposed = not identity.on_one_host and not identity.owns_interfaces
     kind = ZeroMqPost if exposed and options.encrypt else StreamPost
     post: Post[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
-    members = [seat.member for seat in plan.seats]
-    if identity.name not in members:
-        return post, None
-    endpoint = post.bind("" if plan.shared else identity.address)
-    meeting.leave(f"post/{identity.name}", endpoint)
-    return post, members.index(identity.name)
+    if plan.seat_of(identity.name) is not None:
+        endpoint = post.bind("" if plan.rules.shared else identity.address)
+        meeting.leave(f"post/{identity.name}", endpoint)
+    return post
 
 
-def _offer_gradients(plan: Plan, meeting: Meeting, identity: Identity) -> Flats:
+def _offer_gradients(plan: JobPlan, meeting: Meeting, identity: Identity) -> Flats:
     gradients = Flats.shared(plan.layout)
     assert gradients.segment is not None
-    meeting.leave(f"gradients/{identity.rank}", gradients.segment.ticket)
+    meeting.leave(f"gradients/{identity.name}", gradients.segment.ticket)
     return gradients
 
 
 def _make_server(
     options: spec.Server,
     context: Context,
-    plan: Plan,
+    plan: JobPlan,
     meeting: Meeting,
-    post: Post[AnyMessage],
-    seat: int,
     store: Flats,
+    local: Local | None = None,
 ) -> ServerSide:
-    workers = context.identity.workers
-    gradients = {}
-    if plan.shared:
-        for worker in range(workers):
-            if f"worker{worker}" != context.identity.name:
-                ticket = meeting.read(f"gradients/{worker}", Ticket, f"worker{worker}")
-                gradients[worker] = Flats.shared(plan.layout, Segment.attach(ticket))
-    machine = ServerMachine(
-        [chunk for chunk, owner in enumerate(plan.owners) if owner == seat],
-        of_size(workers),
-        mode=options.mode,
-        staleness=options.staleness,
-        quorum=quorum_of(options, workers),
-    )
-    return ServerSide(
-        plan=plan,
-        seat=seat,
-        machine=machine,
-        served=store,
-        gradients=gradients,
-        post=post,
-        codec=make_codec(options.compression, options.topk_fraction),
-        exclusive=is_exclusive(options),
-        answers_early=options.mode == "bounded" and options.staleness > 0,
-    )
+    """`local`: the way to the worker of this process, if it has one."""
+    own, rules = context.identity.name, plan.rules
+    seat = plan.seat_of(own)
+    assert seat is not None
+    carriers: dict[str, Carrier] = {own: local} if local is not None else {}
+    wire = Wire(store, make_codec(options.compression, options.topk_fraction))
+    for name in (f"worker{worker}" for worker in range(plan.workers)):
+        if name in carriers:
+            continue
+        if rules.shared:
+            ticket = meeting.read(f"gradients/{name}", Ticket, name)
+            gradients = Flats.shared(plan.layout, Segment.attach(ticket))
+            carriers[name] = Shared(gradients, None, store, copies=rules.copies)
+        else:
+            carriers[name] = wire
+    machine = SeatMachine(plan, seat, assigned=rules.shared)
+    return ServerSide(plan=plan, machine=machine, served=store, carriers=carriers)
 
 
 def _make_worker(
     options: spec.Server,
     context: Context,
-    plan: Plan,
+    plan: JobPlan,
     post: Post[AnyMessage],
-    seat: int | None,
     held: Flats,
-    served: Flats | None,
+    store: Flats,
     gradients: Flats | None,
+    local: Local,
 ) -> WorkerSide:
-    machine = WorkerMachine(
-        context.identity.rank,
-        plan.layout.chunks,
-        plan.owners,
-        window=None if plan.shared else options.window,
-        own_seat=seat,
-        declares=options.mode == "quorum",
-    )
+    codec = make_codec(options.compression, options.topk_fraction)
+    apart: Carrier = Wire(held, codec)
+    if gradients is not None:
+        apart = Shared(gradients, held, store, copies=plan.rules.copies)
+    own = plan.seat_of(post.name)
     worker = WorkerSide(
         plan=plan,
-        worker=context.identity.rank,
-        machine=machine,
+        machine=ExchangeMachine(plan, context.identity.rank),
         held=held,
-        served=None if held is served else served,
-        gradients=gradients,
-        post=post,
-        codec=make_codec(options.compression, options.topk_fraction),
+        carriers=[local if owner == own else apart for owner in plan.owners],
+        codec=codec,
+        wake=post.wake,
         deadline_seconds=context.deadline_seconds,
     )
     post.place = worker.place
     return worker
 
 
-def _connect(post: Post[AnyMessage], plan: Plan, meeting: Meeting) -> None:
+def _connect(post: Post[AnyMessage], plan: JobPlan, meeting: Meeting) -> None:
     for seat in plan.seats:
         if seat.member != post.name:
             post.connect(seat.member, meeting.read(f"post/{seat.member}", str, seat.member))
 
 
 def _share_weights(
-    plan: Plan, worker: WorkerSide, held: Flats, served: Flats | None, leads: bool
+    plan: JobPlan, worker: WorkerSide, held: Flats, served: Flats | None, leads: bool
 ) -> None:
     """After it every worker holds worker 0's weights."""
     chunks = range(len(plan.owners))
-    if plan.shared:
+    if plan.rules.shared:
         assert served is not None
         for chunk in chunks if held is not served else ():
             held.chunk(chunk).copy_(served.chunk(chunk))
@@ -311,7 +271,7 @@ def _share_weights(
     if leads:
         for chunk in chunks:
             worker.assign(chunk, held.chunk(chunk))
-    worker.pull(chunks)
+    worker.fetch()
     worker.wait_all()
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.architectures.base import Context
-from paceline.architectures.server import control
 from paceline.architectures.server.held import HeldGradient
 from paceline.architectures.server.opening import Exchange
 from paceline.architectures.server.optimizer import Owner, make_remote
@@ -25,6 +24,7 @@ from paceline.architectures.server.state import pull_state, push_state
 from paceline.architectures.server.updates import settings_of
 from paceline.architectures.server.weights import ServedWeights
 from paceline.errors import ExchangeError, SpecError
+from paceline.protocol.messages import Settings
 
 
 class Streaming:
@@ -48,7 +48,7 @@ class Streaming:
         self._holds, self._way_out = holds, way_out
         self.tensors = exchange.exchanged.tensors
         self.steps = steps
-        self._sent_settings: list[control.Settings] = []
+        self._sent_settings: list[Settings] = []
         self._scales: dict[int, float] = {}
         """What clipping multiplies each tensor's gradient by, in this step."""
         self._norms: list[float] | None = None
@@ -158,7 +158,7 @@ class Streaming:
             self._cutter.finish(hold=self._holds)
         if self._holds:
             self._send_settings()
-            self._worker.commit(self.steps, self._common_scale())
+            self._worker.commit(self._common_scale())
         elif settings_of(self._optimizer) != self._sent_settings:
             problem = "a setting of the optimizer changed between backward and step."
             fix = f"change it before backward or after the step, as schedulers do. {self._way_out}"
@@ -190,7 +190,7 @@ class Streaming:
         settings = settings_of(self._optimizer)
         if settings != self._sent_settings:
             self._sent_settings = settings
-            self._worker.send_to_all(control.Hyper(self._context.identity.rank, settings))
+            self._worker.configure(settings)
 
     def _learn_order(self) -> None:
         """Tell the exchange in which order a forward pass used the weights; the rest come first."""

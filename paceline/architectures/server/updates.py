@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.architectures.server.control import Setting, Settings
+from paceline.protocol.messages import Setting, Settings
 
 ELEMENTWISE: dict[str, type[Optimizer]] = {
     kind.__name__: kind

@@ -1,0 +1,118 @@
+"""How gradients get from a worker to a seat, and weights back: three ways, one interface.
+
+    Local     inside one process: tensors as they are
+    Shared    between processes of one host: in memory that both see
+    Wire      in parcels, from where the values lie to where they belong
+
+A worker has a carrier for each chunk and a seat one for each worker. What they return as payloads
+goes into a parcel, and what they are given as payloads came in one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from paceline.architectures.compression import Codec
+from paceline.architectures.server.memory import Flats, Piece, from_buffer, gather
+
+Payloads = Sequence[memoryview | None]
+"""None where one was received into its place."""
+
+
+class Carrier(ABC):
+    """The way between one worker and one seat."""
+
+    def moves(self, chunk: int) -> int:
+        """How many bytes of payload travel for a chunk, either way; a lossy codec sends fewer."""
+        return 0
+
+    # The worker's end.
+
+    @abstractmethod
+    def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
+        """A gradient is made. Called by the thread that trains, while its cache has the values."""
+
+    def gradient_payloads(self, chunk: int) -> list[memoryview]:
+        return []
+
+    @abstractmethod
+    def take_weights(self, chunk: int, payloads: Payloads) -> None:
+        """Weights, or a mean, are there: have them where the worker reads."""
+
+    # The seat's end.
+
+    @abstractmethod
+    def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]: ...
+
+    def weights_payloads(self, chunk: int) -> list[memoryview]:
+        return []
+
+
+class Local(Carrier):
+    def __init__(self, held: Flats, served: Flats) -> None:
+        self._held, self._served = held, served
+        self._made: dict[int, list[Piece]] = {}
+
+    def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
+        self._made[chunk] = pieces
+
+    def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
+        return self._made.pop(chunk)
+
+    def take_weights(self, chunk: int, payloads: Payloads) -> None:
+        if self._held is not self._served:
+            self._held.chunk(chunk).copy_(self._served.chunk(chunk))
+
+
+class Shared(Carrier):
+    def __init__(
+        self, gradients: Flats, held: Flats | None, served: Flats, *, copies: bool
+    ) -> None:
+        """`gradients`: the worker's. `held`: where it reads weights, at its own end. `copies`: it
+        may write its next gradient before this one is summed."""
+        self._gradients, self._held, self._served = gradients, held, served
+        self._copies = copies
+
+    def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
+        gather(pieces, self._gradients.chunk(chunk))
+
+    def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
+        values = self._gradients.chunk(chunk)
+        return [(0, values.numel(), values.clone() if self._copies else values)]
+
+    def take_weights(self, chunk: int, payloads: Payloads) -> None:
+        if self._held is not None and self._held is not self._served:
+            self._held.chunk(chunk).copy_(self._served.chunk(chunk))
+
+
+class Wire(Carrier):
+    def __init__(self, weights: Flats, codec: Codec) -> None:
+        """`weights`: where this end has them."""
+        self._weights, self._codec = weights, codec
+        self._made: dict[int, list[Piece]] = {}
+
+    def moves(self, chunk: int) -> int:
+        return self._weights.buffer(chunk).nbytes
+
+    def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
+        self._made[chunk] = pieces
+
+    def gradient_payloads(self, chunk: int) -> list[memoryview]:
+        pieces, like = self._made.pop(chunk), self._weights.chunk(chunk)
+        whole = len(pieces) == 1 and pieces[0][:2] == (0, like.numel())
+        values = pieces[0][2] if whole else gather(pieces, torch.empty_like(like))
+        return [self._codec.encode(chunk, values)]
+
+    def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
+        (payload,), like = payloads, self._weights.chunk(chunk)
+        assert payload is not None
+        return [(0, like.numel(), self._codec.decode(payload, like.numel(), like.dtype))]
+
+    def weights_payloads(self, chunk: int) -> list[memoryview]:
+        return [self._weights.buffer(chunk)]
+
+    def take_weights(self, chunk: int, payloads: Payloads) -> None:
+        (payload,), target = payloads, self._weights.chunk(chunk)
+        if payload is not None:
+            target.copy_(from_buffer(payload, target.dtype))

@@ -1,0 +1,113 @@
+"""Members on real sockets and shared memory decide what they decide on the virtual clock.
+
+All members are threads of one process, each with its own loop, sockets and tensors.
+"""
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.server import setup
+from paceline.architectures.server.loop import MemberLoop
+from paceline.architectures.server.plan import Exchanged
+from paceline.launch import Identity
+from paceline.protocol.actions import Ready, Work
+from paceline.telemetry import StepClock
+from tests.predict.test_virtual import MODES, PLACES, decisions, model, run
+from tests.protocol.network import Network
+
+WORKERS, STEPS, LAYERS, ELEMENTS = 3, 4, 6, 16 << 10
+SECONDS = 60.0
+
+
+class RealJob:
+    """Every worker takes so many steps with gradients of one, and leaves."""
+
+    def __init__(self, options, servers, monkeypatch):
+        self.options, self.servers, self.store = options, servers, HashStore()
+        self.works, self.plan = [], None
+        really_do = MemberLoop.do
+
+        def do(loop, action):
+            if isinstance(action, Work):
+                self.works.append(action)
+            really_do(loop, action)
+
+        monkeypatch.setattr(MemberLoop, "do", do)
+
+    def context(self, index):
+        members = WORKERS + self.servers
+        identity = Identity(
+            index=index,
+            workers=WORKERS,
+            servers=self.servers,
+            local_index=index,
+            local_members=members,
+            key="test",
+        )
+        return Context(
+            identity=identity,
+            store=self.store,
+            clock=StepClock(),
+            device=torch.device("cpu"),
+            note=lambda text: None,
+            deadline_seconds=SECONDS,
+        )
+
+    def run(self):
+        with ThreadPoolExecutor(WORKERS + self.servers) as threads:
+            mains = [self.work] * WORKERS + [self.serve] * self.servers
+            running = [threads.submit(main, index) for index, main in enumerate(mains)]
+            for ending in running:
+                ending.result(SECONDS)
+        return self
+
+    def serve(self, index):
+        member = setup.set_up_server(self.options, self.context(index))
+        member.serve()
+        member.close(0.0)
+
+    def work(self, index):
+        updates = self.options.update != "worker"
+        exchanged = Exchanged(
+            names=[f"l{layer}" for layer in range(LAYERS)],
+            tensors=[torch.zeros(ELEMENTS) for _ in range(LAYERS)],
+            groups=[0] * LAYERS,
+            optimizer="SGD" if updates else "",
+            settings=[{"lr": 0.5}] if updates else [],
+        )
+        member = setup.set_up_worker(self.options, self.context(index), exchanged)
+        self.plan = member.plan
+        chunks, rng = list(member.plan.layout.chunks), random.Random(index)
+        for _ in range(STEPS):
+            rng.shuffle(chunks)
+            for chunk in chunks:
+                values = torch.ones(chunk.stop - chunk.start)
+                member.worker.submit([(Ready(chunk.index), [(0, values.numel(), values)])])
+            member.worker.wait_all()
+        member.close(SECONDS)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("placement", PLACES)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+def test_decisions_on_real_sockets_are_those_of_the_other_worlds(
+    mode, placement, transport, monkeypatch
+):
+    options = spec.Server(placement=placement, chunk="16KiB", transport=transport, **mode)
+    job = RealJob(options, PLACES[placement], monkeypatch).run()
+    applied = Counter((w.chunk, worker, step) for w in job.works for worker, step, _ in w.parts)
+    assert set(applied.values()) == {1}, "a gradient was applied twice"
+    if options.waits_for_all:
+        virtual = run(job.plan, model(LAYERS, ELEMENTS)[1], STEPS)
+        works = [work for world in virtual.members.values() for work in world.works]
+        network = Network(random.Random(0), job.plan, STEPS).run()
+        assert decisions(job.works) == decisions(works) == network.decisions()
+    elif options.mode == "async":
+        assert len(applied) == WORKERS * STEPS * len(job.plan.owners)
