@@ -191,6 +191,7 @@ class WorkerSide:
     def _explain_silence(self, what: str, chunks: Iterable[int]) -> None:
         """Ask the owner of the first open chunk whom it waits for; itself, if it is silent too."""
         chunk = min(self._pending.intersection(chunks) or chunks)
+        self._blamed.pop(chunk, None)  # an earlier answer may be there
         self._ask_owner(chunk, Inquire(self.machine.worker, chunk))
         with self._changed:
             self._changed.wait_for(lambda: chunk in self._blamed, 2.0)
