@@ -12,13 +12,11 @@ Between two rounds every worker holds weights of its own. A script that looks at
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -32,9 +30,6 @@ from paceline.errors import ExchangeError, SpecError
 class AverageArchitecture:
     """Everybody trains alone for a while; then all take the mean."""
 
-    _given: ClassVar[WeakSet[Optimizer]] = WeakSet()
-    """All optimizers that `distribute` was given, with this model or another."""
-
     def __init__(
         self, options: spec.Average, context: Context, collective: Collective | None = None
     ) -> None:
@@ -45,7 +40,6 @@ class AverageArchitecture:
     def distribute(self, trained: Trained) -> None:
         start_equal(self._collective, trained.everything())
         self._trained = trained
-        self._given.update(trained.optimizers)
         for optimizer in trained.optimizers:
             part = Rounds(self._options, self._context, self._collective, optimizer)
             self._parts.append(part)
@@ -53,8 +47,13 @@ class AverageArchitecture:
             optimizer.register_step_post_hook(part.after_step)
         self._parts[0].buffers = flatten(trained.model.buffers())
         self._take_in()
-        self._handle = register_optimizer_step_pre_hook(self._refuse_stranger)
         self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)
+
+    def take(self, optimizer: Optimizer) -> None:
+        """Steps that are not counted would never be averaged."""
+        problem = "an optimizer that distribute was not given updates the model."
+        fix = "give it all of them: paceline.distribute(model, optimizer, another)."
+        raise SpecError("architecture average", problem, fix)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # steps exchange, not backward passes
@@ -85,18 +84,9 @@ class AverageArchitecture:
     def close(self, *, failed: bool) -> None:
         """Workers that end go along with a last round: one of them may be saving the mean."""
         self._undo()
-        self._handle.remove()
         if not failed:
             self.settle()
         self._collective.close()
-
-    def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
-        """Steps that are not counted would never be averaged."""
-        ours = {id(tensor) for tensor in self._trained.tensors}
-        if optimizer not in self._given and any(id(t) in ours for t in _tensors_of(optimizer)):
-            problem = "an optimizer that distribute was not given updates the model."
-            fix = "give it all of them: paceline.distribute(model, optimizer, another)."
-            raise SpecError("architecture average", problem, fix)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._trained.update() or self._is_outdated(optimizer):

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
+from torch.optim import Optimizer
 
 from paceline.architectures.trained import Trained
 from paceline.launch import Identity
@@ -61,6 +62,12 @@ class Architecture(Protocol):
 
         After it every worker holds worker 0's numbers. The model and its optimizers stay the
         script's own objects: whatever the script does with them goes on working, or is refused.
+        """
+
+    def take(self, optimizer: Optimizer) -> None:
+        """The script steps another optimizer on the model; it is one of `trained` from here on.
+
+        Called before that step, on every worker.
         """
 
     def no_sync(self) -> AbstractContextManager[None]:

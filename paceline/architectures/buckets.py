@@ -66,6 +66,9 @@ class BucketedArchitecture:
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
 
+    def take(self, optimizer: Optimizer) -> None:
+        optimizer.register_step_pre_hook(self._before_step)
+
     def no_sync(self) -> AbstractContextManager[None]:
         return self._tap.paused()
 

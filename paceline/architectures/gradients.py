@@ -15,6 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from paceline.architectures.base import Context
 from paceline.errors import ExchangeError, SpecError
 
+DIFFERENTIABLE = (
+    "create_graph=True makes gradients that can be differentiated, and an exchange cuts them off.",
+    "take the inner derivative by torch.autograd.grad(..., create_graph=True).",
+)
+
 
 class Sink(Protocol):
     """Who is told of gradients."""
@@ -87,6 +92,8 @@ class GradientTap:
 
         def made(tensor: Tensor) -> None:
             self._clock.ready()
+            if not self._paused and tensor.grad is not None and tensor.grad.requires_grad:
+                raise SpecError("backward", *DIFFERENTIABLE)
             if len(hooks) > 1 and _has_foreign(hooks):
                 self._stand_back(index, tensor)
             elif not self._paused:

@@ -28,6 +28,7 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
 )
+from torch.optim import Optimizer
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -219,6 +220,9 @@ class PipelineArchitecture:
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(lambda *_: clock.ready())
         self._context.note(f"stages begin at {', '.join(model.cuts)}.")
+
+    def take(self, optimizer: Optimizer) -> None:
+        pass
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # a step is whole: micro-batches accumulate inside it

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from paceline import spec
@@ -57,6 +58,9 @@ class ReplicatedArchitecture:
         self._build()
         devices = ", ".join(str(device) for device in self._devices)
         self._context.note(f"{len(self._devices)} replicas in one process on {devices}.")
+
+    def take(self, optimizer: Optimizer) -> None:
+        pass
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # gradients never leave the process

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -18,6 +19,9 @@ class SingleArchitecture:
 
     def distribute(self, trained: Trained) -> None:
         self._trained = trained
+
+    def take(self, optimizer: Optimizer) -> None:
+        pass
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -23,6 +23,8 @@ class Trained:
         self.model, self.optimizers = model, list(optimizers)
         self.named: Named = []
         """The tensors trained at present: the model's in order of definition, then the rest."""
+        self._found: list[tuple[int, tuple[int, int] | None]] = []
+        """Which they are, and the optimizer and group that each is in."""
         self.update()
         if not self.named:
             fix = "pass a model with parameters that require gradients."
@@ -38,12 +40,18 @@ class Trained:
 
     def update(self) -> bool:
         """Look again; True when something else is trained now."""
-        before = [id(tensor) for _, tensor in self.named]
+        group_of = {
+            id(tensor): (number, place)
+            for number, optimizer in enumerate(self.optimizers)
+            for place, group in enumerate(optimizer.param_groups)
+            for tensor in group["params"]
+        }
         with torch._C.DisableTorchFunctionSubclass():
             named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
-        if [id(tensor) for _, tensor in named] == before:
+        found = [(id(tensor), group_of.get(id(tensor))) for _, tensor in named]
+        if found == self._found:
             return False
-        self.named = named
+        self.named, self._found = named, found
         return True
 
     def everything(self) -> list[Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import architectures, spec
 from paceline.architectures.base import Architecture, Context
@@ -183,20 +184,45 @@ class Session:
         self._passes.append(Passes(self.clock, lambda: self._scale != 0.0))
         mix_in(model, Timed, _paceline_passes=self._passes[-1])
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
-            optimizer.register_step_post_hook(self._after_step)
-        self._last_optimizer = optimizers[-1]
+            self._follow(optimizer)
         if self._watches:
             self.watch_gradients()
+        if self.workers > 1 and number == 0:
+            handle = register_optimizer_step_pre_hook(self._meet)
+            self._stack.callback(handle.remove)
         return_freed_memory()
         return (model, *optimizers)
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
+        optimizer.register_step_post_hook(self._after_step)
+        self._last_optimizer = optimizer
+
+    def _meet(self, optimizer: Optimizer, *_: Any) -> None:
+        """An optimizer steps: one that `distribute` was not given joins those of its model."""
+        if any(known is optimizer for trained in self._trained for known in trained.optimizers):
+            return
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        ours = {id(tensor) for tensor in tensors}
+        for trained, architecture in zip(self._trained, self.architectures, strict=False):
+            if any(id(tensor) in ours for tensor in trained.everything()):
+                architecture.take(optimizer)
+                trained.optimizers.append(optimizer)
+                self._follow(optimizer)
+                return
+        if any(isinstance(tensor, torch.nn.Parameter) for tensor in tensors):
+            problem = (
+                "an optimizer that it was not given updates parameters of no distributed model."
+            )
+            fix = "give it: paceline.distribute(model, optimizer, another)."
+            raise SpecError("distribute", problem, fix)
 
     def _refuse_twice(self, model: torch.nn.Module, optimizers: tuple[Optimizer, ...]) -> None:
         for before in self._trained:
             again = model is before.model or any(o in before.optimizers for o in optimizers)
             if again:
                 problem = "this model or optimizer was distributed before."
-                fix = "call it once for each model: paceline.distribute(model, optimizer, another)."
+                fix = "call it once for each model; an optimizer made later joins when it steps."
                 raise SpecError("distribute", problem, fix)
 
     def _announce(self, what: bytes) -> None:

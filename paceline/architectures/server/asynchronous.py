@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -65,6 +66,10 @@ class AsynchronousServer:
         )
         self._tap.attach(exchanged.tensors)
         self._undo = mix_in(trained.model, Loading, _paceline_owner=self)
+
+    def take(self, optimizer: Optimizer) -> None:
+        problem = "the script steps another optimizer on the model."
+        raise SpecError(self._where, problem, "use one with several groups, or mode=sync.")
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._tap.paused()

@@ -266,6 +266,9 @@ def push_weights(exchange: Exchange) -> None:
 
 
 def _has_compiled_code() -> bool:
-    """Whether torch.compile has been at work in this process."""
+    """Whether torch.compile or torch.jit has been at work in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
+    scripted = sys.modules.get("torch.jit._recursive")
+    return (dynamo is not None and bool(dynamo.counters["frames"])) or (
+        scripted is not None and bool(scripted.concrete_type_store.type_store)
+    )

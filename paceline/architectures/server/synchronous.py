@@ -67,6 +67,13 @@ class SynchronousServer:
             optimizer.register_step_pre_hook(self._before_step)
         trained.optimizers[-1].register_step_post_hook(self._after_step)
 
+    def take(self, optimizer: Optimizer) -> None:
+        """From here on servers only average: they run one optimizer, not several."""
+        if self._streaming is not None:
+            self._take_back()
+        self._watches = False
+        optimizer.register_step_pre_hook(self._before_step)
+
     def no_sync(self) -> AbstractContextManager[None]:
         return self._tap.paused()
 

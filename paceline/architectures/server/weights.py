@@ -8,6 +8,7 @@ that a script gets hold of (`p.data`, `p.detach()`) are of a class that does the
 """
 
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ class ServedWeights:
         self._number = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._kinds = [type(tensor) for tensor in tensors]
         self._views: list[Tensor] = []
+        self._aliases: dict[int, weakref.ref[View]] = {}
+        """Views in the script's hands, by identity."""
         self.order: dict[int, None] = {}
         """Numbers in the order in which they were first read."""
 
@@ -89,10 +92,20 @@ class ServedWeights:
     def give_back(self) -> None:
         """Tensors get memory and class of their own again; their values must all be there."""
         for tensor, kind, view in zip(self.tensors, self._kinds, self._views, strict=True):
-            if id(tensor) in self._number:
-                tensor.__class__ = kind
-                tensor.data = view.clone()
+            tensor.__class__ = kind
+            tensor.data = view.clone()
+        with torch._C.DisableTorchFunctionSubclass():
+            for reference in self._aliases.values():
+                self._move(reference())
         self._number.clear()
+
+    def _move(self, alias: "View | None") -> None:
+        """Let a view go on as an ordinary one, of the memory that its tensor has now."""
+        if alias is not None:
+            number = self._number[id(alias.of)]
+            offset = alias.storage_offset() - self._views[number].storage_offset()
+            alias.data = alias.of.data.as_strided(alias.shape, alias.stride(), offset)
+            alias.__class__ = Tensor  # type: ignore[assignment]
 
     @property
     def is_over(self) -> bool:
@@ -113,15 +126,9 @@ class ServedWeights:
         """`made` shares the memory of a tensor: let it be seen when it is used."""
         seen: View = made.as_subclass(View)
         seen.of, seen.weights = tensor, self
+        key, aliases = id(seen), self._aliases
+        aliases[key] = weakref.ref(seen, lambda _: aliases.pop(key, None))
         return seen
-
-    def moved(self, view: "View") -> Tensor:
-        """The same part of a tensor that has been given back."""
-        tensor = view.of
-        with torch.no_grad():
-            number = next(n for n, t in enumerate(self.tensors) if t is tensor)
-            offset = view.storage_offset() - self._views[number].storage_offset()
-            return tensor.data.as_strided(view.shape, view.stride(), offset)
 
     def _class_of(self, kind: type) -> type:
         facts = {
@@ -192,8 +199,6 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     read = list(_found((args, kwargs)))
     for tensor in read:
         tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
-    if any(tensor.weights.is_over for tensor in read):
-        args, kwargs = _moved(args), _moved(kwargs)
     result = func(*args, **kwargs)
     if written or not read:
         return result
@@ -226,17 +231,6 @@ def _found(value: Any) -> Iterator[Any]:
             yield from _found(part)
     elif isinstance(value, dict):
         yield from _found(list(value.values()))
-
-
-def _moved(value: Any) -> Any:
-    """Arguments with views of weights that have been given back replaced by views of their own."""
-    if isinstance(value, View) and value.weights.is_over:
-        return value.weights.moved(value)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_moved, value))
-    if isinstance(value, dict):
-        return {name: _moved(part) for name, part in value.items()}
-    return value
 
 
 def _plain(tensor: Tensor) -> Tensor:
