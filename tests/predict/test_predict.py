@@ -2,13 +2,15 @@
 
 import pytest
 
-from paceline import protocol, spec
+from paceline import spec
 from paceline.errors import SpecError
 from paceline.predict import server_step
 from paceline.predict.answer import predict, simulate
 from paceline.predict.stacks import Constants, expected, find_stack, stacks
-from paceline.protocol import ServerMachine
+from paceline.protocol.actions import Send
+from paceline.protocol.messages import Answer
 from paceline.protocol.placement import exchange_seconds
+from paceline.protocol.seat import SeatMachine
 from paceline.spec.profile import DeviceProfile, Layer, save_profile
 
 LAYERS, LAYER_BYTES = 32, 4 << 20
@@ -99,18 +101,22 @@ def test_ring_never_hides_forward(fast_device):
     assert 6.0 < found.step_seconds <= 6.0 + last
 
 
+def _is_answer(action) -> bool:
+    return isinstance(action, Send) and isinstance(action.message, Answer)
+
+
 def test_a_changed_protocol_changes_its_prediction(fast_device, monkeypatch):
     """A server that waits for the whole step before it answers: nothing in predict/ knows of it."""
 
-    class WaitsForTheWholeStep(ServerMachine):
-        def __init__(self, chunks, *rest, **options):
-            super().__init__(chunks, *rest, **options)
-            self._held, self._owed = [], len(list(self._slots)) * len(self.members.workers)
+    class WaitsForTheWholeStep(SeatMachine):
+        def __init__(self, plan, seat, **options):
+            super().__init__(plan, seat, **options)
+            self._held, self._owed = [], len(self._slots) * len(self.roster.present)
 
-        def handle(self, message):
-            actions = super().handle(message)
-            self._held += [a for a in actions if isinstance(a, protocol.Answer)]
-            others = [a for a in actions if not isinstance(a, protocol.Answer)]
+        def done(self, work, squared_norms=()):
+            actions = super().done(work, squared_norms)
+            self._held += [a for a in actions if _is_answer(a)]
+            others = [a for a in actions if not _is_answer(a)]
             if len(self._held) < self._owed:
                 return others
             answers, self._held = self._held, []
@@ -118,7 +124,7 @@ def test_a_changed_protocol_changes_its_prediction(fast_device, monkeypatch):
 
     asked = experiment(fast_device(0.5), "server", 4, 4)
     before = simulate(asked).step_seconds
-    monkeypatch.setattr(server_step.protocol, "ServerMachine", WaitsForTheWholeStep)
+    monkeypatch.setattr(server_step, "SeatMachine", WaitsForTheWholeStep)
     after = simulate(asked).step_seconds
     assert after > 1.3 * before
 
