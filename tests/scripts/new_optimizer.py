@@ -8,7 +8,7 @@ from tests.scripts.toy import Net, loader, numbers
 
 EXPECTED = {
     "server*": "refused: weights are changed between backward and step",
-    "server:mode=*": "refused: changes weights outside the optimizer",
+    "server:mode=*": "refused: steps another optimizer",
     "average*": "refused: an optimizer that distribute was not given",
 }
 

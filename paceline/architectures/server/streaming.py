@@ -4,6 +4,7 @@ From one `optimizer.step()` to the next: the first gradient of a backward pass s
 the optimizer ahead, each gradient leaves and a stand-in takes its place, and `step` closes it.
 """
 
+import gc
 import math
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -46,6 +48,8 @@ class Streaming:
         self._exchange, self._context, self._optimizer = exchange, context, optimizer
         self._worker, self._cutter = exchange.worker, exchange.cutter
         self._holds, self._way_out = holds, way_out
+        # Scripted and traced code reads weights where nobody sees it: they are waited for at once.
+        self._settles = any(isinstance(one, torch.jit.ScriptModule) for one in gc.get_objects())
         self.tensors = exchange.exchanged.tensors
         self.steps = steps
         self._sent_settings: list[Settings] = []
@@ -168,7 +172,7 @@ class Streaming:
     def _close(self) -> None:
         self._norms, self.steps = None, self.steps + 1
         self._scales.clear()
-        if _has_compiled_code():  # a compiled graph cannot stop where it needs a weight
+        if self._settles or _has_compiled_code():  # it cannot stop where it needs a weight
             self.settle()
 
     def _check_gradients(self) -> None:
@@ -202,6 +206,7 @@ class Streaming:
 
     def _read(self, index: int) -> None:
         """A tensor is about to be read."""
+        self._settles = self._settles or torch._C._get_tracing_state() is not None
         if self.has_begun or self._norms is not None:
             self._read_before_step(index)
         elif not self._worker.idle:
