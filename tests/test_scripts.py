@@ -81,7 +81,10 @@ ROWS = {
 
 def places(script: str) -> list[Any]:
     number = zlib.crc32(script.encode())
-    chosen = {*EVERYWHERE, *(group[number % len(group)] for group in IN_TURN)}
+    first, second = (group[number % len(group)] for group in IN_TURN)
+    chosen = {*EVERYWHERE, first}
+    if expected(script, second) != "runs" or number % 4 == 0:
+        chosen.add(second)
     every = [*EVERYWHERE, AVERAGE, *IN_TURN[0], *IN_TURN[1], *FOUR_WORKERS, QUORUM]
     if number % 8 == 0:
         chosen.add(FOUR_WORKERS[number // 8 % len(FOUR_WORKERS)])

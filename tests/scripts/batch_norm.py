@@ -7,7 +7,7 @@ from torch import nn
 import paceline
 from tests.scripts.toy import NUM_INPUTS, loader, numbers
 
-EXPECTED = {"*": "alike"}
+EXPECTED = {"*": "alike", "server:mode=*": "runs", "average:every=4": "alike"}
 
 paceline.init()
 torch.manual_seed(0)
