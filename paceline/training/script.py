@@ -66,7 +66,8 @@ def settle() -> None:
     """Bring the weights to rest: after it every worker holds the same model, whole.
 
     Every worker calls it at the same point. With `average` it averages at once; buffers (the
-    statistics of batch norm) become worker 0's.
+    statistics of batch norm) become worker 0's. In asynchronous modes each worker has its newest
+    weights, which differ.
     """
     for architecture in _architectures():
         architecture.settle()

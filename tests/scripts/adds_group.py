@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.toy import Net, loader, numbers
 
-EXPECTED = {"average:every=1": "equal"}
+EXPECTED = {"average:every=1": "equal", "server:mode=*": "refused: mode=sync"}
 
 paceline.init()
 torch.manual_seed(0)
