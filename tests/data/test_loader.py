@@ -2,18 +2,18 @@
 
 import threading
 from contextlib import closing
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from paceline import data
+from paceline.architectures.group import Group
 from paceline.data.base import Dataset
 from paceline.data.loader import Loader
 from paceline.data.sampling import GlobalBatches, part_of
 from paceline.data.scatter import ScatterLoader, describe
+from paceline.testing import run_members
+from paceline.training.session import Session
 
 SHARES = [3.0, 1.0, 2.0]
 
@@ -86,30 +86,20 @@ def test_no_thread_for_a_set_in_memory():
         assert threading.active_count() == before
 
 
-def receive(rank: int, port: int, name: str, folder: str) -> None:
-    """One worker: takes its parts of three steps and saves them. Only worker 0 opens the data."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=3,
-        timeout=timedelta(seconds=30),
-    )
-    try:
-        dataset = data.open(name, train=False) if rank == 0 else None
-        description = describe(dataset)
-        batches = GlobalBatches(description.num_samples, 16, seed=1, shuffle=description.shuffle)
-        slices = [part_of(worker, SHARES) for worker in range(3)]
-        loader = ScatterLoader(dataset, description, batches, slices)
-        torch.save(list(loader.steps(2, 5)), f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def receive(session: Session, name: str, folder: str) -> None:
+    """One worker takes its parts of three steps and saves them. Only worker 0 opens the data."""
+    group = Group(session.context(torch.device("cpu"), 0), "gloo")
+    dataset = data.open(name, train=False) if session.rank == 0 else None
+    description = describe(dataset, group)
+    batches = GlobalBatches(description.num_samples, 16, seed=1, shuffle=description.shuffle)
+    slices = [part_of(worker, SHARES) for worker in range(3)]
+    loader = ScatterLoader(dataset, description, batches, slices, group)
+    torch.save(list(loader.steps(2, 5)), f"{folder}/{session.rank}.pt")
 
 
 @pytest.mark.parametrize("name", ["shapes", "text"])
-def test_scattered_parts_are_what_each_would_have_read(name, tmp_path, free_port):
-    mp.spawn(receive, args=(free_port, name, str(tmp_path)), nprocs=3)
+def test_scattered_parts_are_what_each_would_have_read(name, tmp_path):
+    run_members(receive, name, str(tmp_path), workers=3)
     dataset = data.open(name, train=False)
     batches = GlobalBatches(len(dataset), 16, seed=1, shuffle=dataset.shuffle)
     for worker in range(3):
@@ -119,11 +109,3 @@ def test_scattered_parts_are_what_each_would_have_read(name, tmp_path, free_port
             assert torch.equal(inputs, got_inputs)
             assert torch.equal(targets, got_targets)
             assert inputs.stride() == got_inputs.stride()
-
-
-@pytest.fixture
-def free_port() -> int:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port
-    del store
-    return port

@@ -64,6 +64,7 @@ def together(workers: int, make, *, passes: int = 2, **options) -> list[list[lis
         whole.append([])
         for parts in zip(*parts_of_pass, strict=True):  # as many steps on every worker
             assert sum(scale for _, scale in parts) == pytest.approx(workers)
+            assert all(batch for batch, _ in parts)  # a stand-in where a part is empty
             own = [batch if scale else [] for batch, scale in parts]
             total = sum(map(len, own))
             for batch, (_, scale) in zip(own, parts, strict=True):

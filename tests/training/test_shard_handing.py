@@ -142,6 +142,15 @@ def test_two_batches_in_one_backward_are_refused_where_they_count_differently():
     assert train(worker, zip(one, two, strict=True)) == [1.0] * 3
 
 
+def test_an_evaluation_that_was_left_is_not_mixed_with_training():
+    """As in `for x, y in test: … break` in evaluation mode, drawn with gradients enabled."""
+    worker, test, loader = loaders((11, 3), (12, 4))
+    worker.is_training = False
+    next(iter(test))
+    worker.is_training = True
+    assert train(worker, loader) == [1.0] * 3
+
+
 @pytest.mark.parametrize("keep", [itertools.cycle, list])
 def test_batches_of_a_pass_that_is_over_are_refused_where_they_count_differently(keep):
     worker, loader = loaders((11, 4))
