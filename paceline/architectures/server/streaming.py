@@ -49,7 +49,9 @@ class Streaming:
         self._worker, self._cutter = exchange.worker, exchange.cutter
         self._holds, self._way_out = holds, way_out
         # Scripted and traced code reads weights where nobody sees it: they are waited for at once.
-        self._settles = any(isinstance(one, torch.jit.ScriptModule) for one in gc.get_objects())
+        self._settles = any(
+            issubclass(type(one), torch.jit.ScriptModule) for one in gc.get_objects()
+        )
         self.tensors = exchange.exchanged.tensors
         self.steps = steps
         self._sent_settings: list[Settings] = []
