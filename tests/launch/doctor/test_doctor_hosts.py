@@ -29,7 +29,7 @@ def test_a_blocked_port_is_named(hosts: Any) -> None:
     answer, _, statuses = hosts.doctor()
     assert statuses == {A: 1, B: 1}
     assert kinds(answer) == {"blocked-port"}
-    (finding,) = answer["findings"]
+    (finding,) = [f for f in answer["findings"] if f["kind"] != "busy-machine"]
     assert f"worker0 cannot reach worker1 on {B}" in finding["problem"]
     assert "a firewall blocks the port" in finding["problem"]
     assert "open TCP ports" in finding["fix"]
@@ -57,7 +57,8 @@ def test_a_wrong_interface_and_another_torch_are_named(hosts: Any, tmp_path: Pat
     answer, _, statuses = hosts.doctor(changed)
     assert statuses == {A: 1, B: 1}
     assert kinds(answer) == {"wrong-interface", "torch-versions"}
-    interface, torch = sorted(answer["findings"], key=lambda finding: -len(finding["kind"]))
+    found = [f for f in answer["findings"] if f["kind"] != "busy-machine"]
+    interface, torch = sorted(found, key=lambda finding: -len(finding["kind"]))
     assert (
         "announced 172.31.7.1 (docker0), because PACELINE_ADDRESS says so" in interface["problem"]
     )
