@@ -17,8 +17,8 @@ from paceline.record import RunFolder
 DEADLINE_SECONDS = 60
 SAVES = """
 import os, time
-print("ready", os.getpid(), flush=True)
 try:
+    print("ready", os.getpid(), flush=True)
     time.sleep(300)
 except KeyboardInterrupt:
     time.sleep(0.3)
