@@ -1,6 +1,7 @@
 """What every test is held to: a deadline (pyproject.toml), and nothing left behind."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,17 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest and torch (on the first use of an optimizer) set themselves."""
+
+
+def pytest_configure() -> None:
+    """Signals as a terminal would have them: in the background, or under nohup, some are ignored,
+    which every process that a test starts would inherit."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
