@@ -5,13 +5,23 @@ links and accelerators; `predict` runs the same protocol code on a virtual clock
 """
 
 import socket
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, check_container, inside, reserve, supervise
+from paceline.launch import (
+    MemberCommand,
+    Output,
+    check_container,
+    inside,
+    reserve,
+    supervise,
+)
+from paceline.launch.faults import Faults, check_faults
+from paceline.launch.restarts import live
 from paceline.record import RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 
@@ -70,19 +80,42 @@ def here(
         return _on_ray(experiment, path, output, progress)
     container = experiment.cluster.container
     check_container(container)
+    check_faults(experiment)
     folder = RunFolder.create(path, experiment)
-    with (
-        recorded(folder),
-        socket.create_server(("127.0.0.1", 0), backlog=128) as coordinator,
-        reserve("127.0.0.1") as reserved,
-    ):
-        commands = local_commands(experiment, folder, coordinator, reserved)
-        with inside(container, commands, [folder.path.absolute()]) as started:
-            if container:  # worker 0 cannot inherit the socket there: it opens the port itself
-                coordinator.close()
-            tick = StepCounter(folder, progress)
-            supervise(started, output=output, tick=tick, logs=folder.path / "logs")
+    faults = Faults(experiment.faults, folder)
+
+    def life() -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0), backlog=128) as coordinator,
+            reserve("127.0.0.1") as reserved,
+        ):
+            commands = local_commands(experiment, folder, coordinator, reserved)
+            with inside(container, commands, [folder.path.absolute()]) as started:
+                if container:  # worker 0 cannot inherit the socket there: it opens the port itself
+                    coordinator.close()
+                _supervise(started, folder, faults, output, progress)
+
+    with recorded(folder):
+        live(folder, experiment.cluster.restarts, life, again=faults.new_life)
+        faults.check_happened()
     return folder
+
+
+def _supervise(
+    commands: Sequence[MemberCommand],
+    folder: RunFolder,
+    faults: Faults,
+    output: Output,
+    progress: Progress,
+) -> None:
+    steps = StepCounter(folder, progress)
+
+    def tick() -> None:
+        steps()
+        faults()
+
+    logs = folder.path / "logs"
+    supervise(commands, output=output, tick=tick, started=faults.started, logs=logs)
 
 
 def _on_ray(

@@ -6,6 +6,7 @@ PacelineError
 │   └── MissingError        something the machine lacks: a package, a file, a right
 ├── MemberError             a member ended badly; carries its name, exit status and last words
 ├── DeadlineError           a wait ran out; names the operation and who is missing
+├── FaultError              a fault that was asked for did not happen; the drill shows nothing
 ├── ExchangeError           members disagree or a message makes no sense; a bug or a stranger
 └── RecordError             a run folder cannot be read or written
 
@@ -87,6 +88,10 @@ class DeadlineError(PacelineError):
         self.operation, self.seconds, self.missing = operation, seconds, sorted(missing)
         names = ", ".join(self.missing) or "unknown"
         super().__init__(f"{operation}: no answer within {seconds:g} s; missing: {names}")
+
+
+class FaultError(PacelineError):
+    """A fault that was asked for did not happen."""
 
 
 class ExchangeError(PacelineError):

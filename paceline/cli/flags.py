@@ -26,6 +26,10 @@ Json = Annotated[
 Launcher = Annotated[
     str | None, typer.Option(help="Who starts members: local, or ray (a Ray cluster).")
 ]
+Restarts = Annotated[
+    int | None,
+    typer.Option(help="When a member is lost, start all again so often, from a checkpoint."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved experiment and stop.")]
 Out = Annotated[
     Path | None, typer.Option(help="Run folder to make; runs/<time>-<name> when left out.")

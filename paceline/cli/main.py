@@ -26,6 +26,7 @@ VERBS = (
     "watch",
     "predict",
     "advise",
+    "drill",
     "reproduce",
     "net",
     "profile",

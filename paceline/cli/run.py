@@ -39,6 +39,7 @@ def command(
     on: flags.On = None,
     link: flags.Link = None,
     launcher: flags.Launcher = None,
+    restarts: flags.Restarts = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -57,6 +58,7 @@ def command(
         "engine": on,
         "link": link,
         "launcher": launcher,
+        "restarts": restarts,
     }
     experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
     if training.is_member(os.environ):

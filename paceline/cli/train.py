@@ -56,6 +56,7 @@ def command(
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between two.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on from this run folder.")] = None,
     launcher: flags.Launcher = None,
+    restarts: flags.Restarts = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -87,6 +88,7 @@ def command(
             "engine": on,
             "link": link,
             "launcher": launcher,
+            "restarts": restarts,
             "device": device,
             "dilation": dilation,
             "container": container,

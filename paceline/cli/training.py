@@ -90,14 +90,21 @@ def train(
     path = console.new_run_path(name.replace(":", "-").replace("/", "-"), out)
     if path.exists():
         raise SpecError("--out", f"{path} exists.", "name a folder that does not exist yet.")
-    with _watched(path) if watch else nullcontext(), _progress(experiment) as progress:
-        output = MemberStreams(stdout=not json, paused=progress.paused)
+    with _watched(path) if watch else nullcontext():
+        folder = measure(experiment, path, shows_stdout=not json)
+    show(folder, json, console.out if script is None else console.err)
+    return folder
+
+
+def measure(experiment: spec.Experiment, path: Path, *, shows_stdout: bool = False) -> RunFolder:
+    """Run an experiment with its progress shown, and conclude it."""
+    with _progress(experiment) as progress:
+        output = MemberStreams(stdout=shows_stdout, paused=progress.paused)
         try:
             folder = engines.run(experiment, path, output=output, progress=progress)
         except MemberError as error:
             raise _as_seen(error, experiment, path) from None
     conclude(folder)
-    show(folder, json, console.out if script is None else console.err)
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline import record, spec
 from paceline.errors import SpecError
+from paceline.launch.faults import check_faults
 from paceline.predict.answer import Predicted, has_servers, predict
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome
@@ -33,6 +34,7 @@ def predicted(
         problem = "a script can be run, not predicted: nothing is known of its layers."
         fix = "profile its model with `paceline profile`, and predict that."
         raise SpecError("--on predict", problem, fix)
+    check_faults(experiment)
     found = predict(experiment)
     folder = RunFolder.create(path, experiment)
     steps = min(MOST_STEPS, experiment.workload.num_steps(experiment.cluster.workers, 50_000))

@@ -27,6 +27,7 @@ import msgspec
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.record.entries import Event, Member, Sample, Step, Summary
+from paceline.record.lives import RESTART, joined
 from paceline.record.machine import describe
 from paceline.record.state import Launcher, is_gone, this_process
 
@@ -144,7 +145,16 @@ class RunFolder:
             time.sleep(0.05)
 
     def steps(self, member: str) -> list[Step]:
+        """The steps that count: one that was done again after a restart counts once."""
+        return joined(self.all_steps(member), self.restarts())
+
+    def all_steps(self, member: str) -> list[Step]:
+        """Those too that were undone."""
         return list(_lines(self.path / "members" / f"{member}.steps.jsonl", Step))
+
+    def restarts(self) -> list[float]:
+        """When all members were started again."""
+        return [event.time_seconds for event in self.events() if event.kind == RESTART]
 
     def series(self, member: str) -> list[Sample]:
         return list(_lines(self.path / "members" / f"{member}.series.jsonl", Sample))

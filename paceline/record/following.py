@@ -5,8 +5,10 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from paceline.errors import Interrupted, MemberError, RecordError
-from paceline.record.entries import Event
+from paceline.record.entries import Event, Step
 from paceline.record.folder import RunFolder
 from paceline.record.script import warning
 from paceline.record.summary import summarise
@@ -73,11 +75,14 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
 
 
 class StepCounter:
-    """Counts a worker's steps from its file as it grows, and reports each change."""
+    """Follows a worker's steps in its file as it grows, and reports how many are done.
+
+    A run that went on from a checkpoint begins with the steps that were done before it.
+    """
 
     def __init__(self, folder: RunFolder, progress: Progress, member: str = "worker0") -> None:
         self._path = folder.path / "members" / f"{member}.steps.jsonl"
-        self._progress, self._offset, self._steps = progress, 0, 0
+        self._progress, self._offset, self._partial = progress, 0, b""
 
     def __call__(self) -> None:
         if not self._path.exists() or os.path.getsize(self._path) == self._offset:
@@ -86,8 +91,9 @@ class StepCounter:
             file.seek(self._offset)
             new = file.read()
         self._offset += len(new)
-        self._steps += new.count(b"\n")
-        self._progress(self._steps)
+        *lines, self._partial = (self._partial + new).split(b"\n")
+        if lines:
+            self._progress(msgspec.json.decode(lines[-1], type=Step).step + 1)
 
 
 def _with_last_words(error: MemberError) -> str:

@@ -14,10 +14,11 @@ from paceline import spec
 from paceline.record import traffic
 from paceline.record.entries import PHASES, Loss, Member, Step, StepSeconds, Summary
 from paceline.record.folder import RunFolder, empty_summary
+from paceline.record.lives import RESTART
 from paceline.record.pauses import tell_pauses, total
 from paceline.record.wall import Span, wall_seconds
 
-NOTED = ("note", "lost", "warning", "interrupted")
+NOTED = ("note", "lost", "warning", "interrupted", "fault", RESTART)
 """Kinds of events that the summary repeats in words."""
 
 

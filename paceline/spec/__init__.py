@@ -19,13 +19,13 @@ from paceline.spec.cluster import Cluster, Host, Link, parse_link
 from paceline.spec.compare import Axes, Comparison, Paper, comparison_to_toml, load_comparison, vary
 from paceline.spec.experiment import (
     Experiment,
-    Fault,
     Measurement,
     from_tables,
     load,
     replace,
     to_toml,
 )
+from paceline.spec.faults import Fault, parse_fault
 from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
@@ -61,6 +61,7 @@ __all__ = [
     "load",
     "load_comparison",
     "parse_architecture",
+    "parse_fault",
     "parse_link",
     "replace",
     "to_toml",

@@ -108,8 +108,13 @@ class Cluster(Spec, frozen=True, kw_only=True):
     launcher: Literal["local", "ray"] = "local"
     """Who starts members for us: this process, or a Ray cluster. Other launchers start us."""
 
+    restarts: int = 0
+    """How often all members are started again, from the newest checkpoint, when one is lost."""
+
     def __post_init__(self) -> None:
         where = "[cluster]"
+        problem = f"restarts = {self.restarts} is negative."
+        require(self.restarts >= 0, where, problem, "write how often to start again, or 0.")
         problem = "Ray starts members as plain processes, not in containers."
         plain = self.launcher == "local" or not self.container
         require(plain, where, problem, "leave container out, or start Ray itself inside one.")

@@ -22,6 +22,7 @@ from paceline.spec.architecture import (
 from paceline.spec.architecture import parse_architecture as parse_architecture
 from paceline.spec.base import Spec, require
 from paceline.spec.cluster import Cluster
+from paceline.spec.faults import Fault
 from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Workload
 
@@ -41,22 +42,6 @@ class Measurement(Spec, frozen=True, kw_only=True):
         require(self.sample_seconds >= 0.05, where, problem, "write 1.0.")
         problem = f"warmup_steps = {self.warmup_steps} is negative."
         require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
-
-
-class Fault(Spec, frozen=True, kw_only=True):
-    """Something that goes wrong on purpose, at a step."""
-
-    member: str
-    at_step: int
-    kind: Literal["kill", "pause", "slow", "link"]
-    seconds: float = 0.0
-    """`pause`: how long."""
-
-    factor: float = 1.0
-    """`slow`: how many times slower from then on."""
-
-    link: str = ""
-    """`link`: the rate from then on."""
 
 
 class Experiment(Spec, frozen=True, kw_only=True):

@@ -31,6 +31,11 @@ def save(run: Path, *, step: int, model: nn.Module, optimizer: Optimizer) -> Pat
     return target
 
 
+def exists(run: Path) -> bool:
+    """Whether the run in folder `run` has a checkpoint."""
+    return any((run / FOLDER).glob("step-*.pt"))
+
+
 def latest(run: Path) -> Path:
     """The newest checkpoint of the run in folder `run`."""
     found = sorted((run / FOLDER).glob("step-*.pt"))

@@ -51,11 +51,12 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         dataset = open_data(workload)
         model = build_model(workload, dataset)
         optimizer = optimizers.build(workload.optimizer, model.parameters())
-        start = _resume(workload, model, optimizer)
+        start = _resume(workload, folder.path, model, optimizer)
     else:
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
-        dataset, start, model = data.open("synthetic", input_shape=(1,)), 0, emulated
+        dataset, model = data.open("synthetic", input_shape=(1,)), emulated
         optimizer = optimizers.build(workload.optimizer, model.parameters())
+        start = _resume(workload, folder.path, model, optimizer)
     session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
@@ -359,8 +360,9 @@ def _timed(
         yield inputs, targets
 
 
-def _resume(workload: spec.Workload, model: nn.Module, optimizer: Optimizer) -> int:
-    if not workload.resume:
+def _resume(workload: spec.Workload, own: Path, model: nn.Module, optimizer: Optimizer) -> int:
+    """A run that was started again goes on from its own checkpoints, before another's."""
+    run = own if checkpoint.exists(own) else Path(workload.resume) if workload.resume else None
+    if run is None:
         return 0
-    newest = checkpoint.latest(Path(workload.resume))
-    return checkpoint.load(newest, model=model, optimizer=optimizer)
+    return checkpoint.load(checkpoint.latest(run), model=model, optimizer=optimizer)

@@ -8,15 +8,18 @@ fault says so, and leaves nothing behind.
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from paceline import spec
-from paceline.errors import SpecError, suggest
+from paceline.errors import SpecError
 from paceline.launch import Identity, MemberCommand, Output, reserve, supervise
+from paceline.launch.faults import Faults, check_faults
 from paceline.launch.identity import member_name
+from paceline.launch.restarts import live
 from paceline.record import Event, RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 from paceline.spec.hosts import PlacedHost, host_of, place
@@ -45,22 +48,60 @@ def tunnel(
         checks = measure_links(network)
         folder = RunFolder.create(path, experiment)
         _describe(folder, experiment, checks)
+        faults = _faults(experiment, folder, network, hosts)
+        steps = StepCounter(folder, progress)
+        links = _link_faults(experiment, folder, network)
         first = hosts[0].name
-        with (
-            recorded(folder),
-            _coordinator(network, first) as coordinator,
-            call_in(network.namespace(first), lambda: reserve(network.address(first))) as reserved,
-        ):
-            identities = _identities(experiment, folder, network, hosts, coordinator, reserved)
-            commands = [_command(experiment, identity, network) for identity in identities]
-            watchers = [StepCounter(folder, progress), *_link_faults(experiment, folder, network)]
 
-            def tick() -> None:
-                for watcher in watchers:
-                    watcher()
+        def tick() -> None:
+            for watcher in (steps, *links):
+                watcher()
+            faults()
 
-            supervise(commands, output=output, tick=tick, logs=folder.path / "logs")
+        def life() -> None:
+            with (
+                _coordinator(network, first) as coordinator,
+                call_in(network.namespace(first), partial(_reserved, network, first)) as reserved,
+            ):
+                identities = _identities(experiment, folder, network, hosts, coordinator, reserved)
+                commands = [_command(experiment, identity, network) for identity in identities]
+                logs, started = folder.path / "logs", faults.started
+                supervise(commands, output=output, tick=tick, started=started, logs=logs)
+
+        cluster = experiment.cluster
+        with recorded(folder):
+            live(folder, cluster.restarts, life, again=faults.new_life, dilation=cluster.dilation)
+            faults.check_happened()
     return folder
+
+
+def _reserved(network: Tunnel, host: str) -> socket.socket:
+    return reserve(network.address(host))
+
+
+def _faults(
+    experiment: spec.Experiment, folder: RunFolder, network: Tunnel, hosts: Sequence[PlacedHost]
+) -> Faults:
+    """Those that members suffer; links change and emulated devices stumble by themselves."""
+    by_member = {member: host for host in hosts for member in host.members}
+
+    def cut(member: str) -> Callable[[], None]:
+        name = by_member[member].name
+        network.plug(name, "down")
+        return lambda: network.plug(name, "up")
+
+    suffered = [
+        fault
+        for fault in experiment.faults
+        if fault.kind in ("kill", "cut")
+        or (fault.kind == "pause" and not _has_device(by_member, fault.member))
+    ]
+    return Faults(suffered, folder, cut=cut, dilation=experiment.cluster.dilation)
+
+
+def _has_device(by_member: Mapping[str, PlacedHost], member: str) -> bool:
+    """Whether the member computes on an emulated device, which pauses at the very step."""
+    return by_member[member].device != REAL_DEVICE and member.startswith("worker")
 
 
 def network_for(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> Tunnel:
@@ -78,17 +119,11 @@ def check_devices(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> N
 
 def _check_faults(experiment: spec.Experiment, hosts: Sequence[PlacedHost]) -> None:
     """Raise SpecError for a fault that would silently not happen."""
+    check_faults(experiment)
     by_member = {member: host for host in hosts for member in host.members}
     for fault in experiment.faults:
-        where = f"[[faults]], {fault.kind} at step {fault.at_step}"
-        if fault.member not in by_member:
-            problem = f'there is no member "{fault.member}".'
-            raise SpecError(where, problem, suggest(fault.member, by_member))
-        if fault.kind == "kill":
-            problem = "the tunnel slows, pauses and degrades, but kills nobody."
-            raise SpecError(where, problem, "leave it out.")
-        real = by_member[fault.member].device == REAL_DEVICE or fault.member.startswith("server")
-        if fault.kind in ("slow", "pause") and real:
+        if fault.kind == "slow" and not _has_device(by_member, fault.member):
+            where = f"[[faults]], slow at step {fault.at_step}"
             problem = f"{fault.member} has no emulated device to act on."
             raise SpecError(where, problem, "give its host a device such as k80.")
 

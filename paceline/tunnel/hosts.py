@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import PacelineError, SpecError
 from paceline.spec import Link
@@ -127,6 +127,10 @@ class Tunnel:
         links.shape(self.namespace(host), "eth0", changed, "change")
         links.shape(self.namespace(SWITCH), self._ports[host], changed, "change")
         links.read_back(self.namespace(host), {"eth0": changed})
+
+    def plug(self, host: str, state: Literal["up", "down"]) -> None:
+        """Pull a host's cable out of the switch, or put it back."""
+        ip(batch=[f"link set {self._ports[host]} {state}"], namespace=self.namespace(SWITCH))
 
     def _build(self) -> None:
         names = [SWITCH, *self.plans]

@@ -90,7 +90,6 @@ def test_a_link_changes_at_a_step(rights, toy_device, tmp_path):
     [
         ("k80", {"member": "worker7", "kind": "slow"}, 'no member "worker7"'),
         ("cpu", {"member": "worker0", "kind": "slow"}, "no emulated device"),
-        ("k80", {"member": "worker0", "kind": "kill"}, "kills nobody"),
         ("k8", {"member": "worker0", "kind": "slow"}, 'did you mean "k80"'),
     ],
 )
