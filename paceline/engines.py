@@ -5,23 +5,16 @@ links and accelerators; `predict` runs the same protocol code on a virtual clock
 """
 
 import socket
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import (
-    MemberCommand,
-    Output,
-    check_container,
-    inside,
-    reserve,
-    supervise,
-)
+from paceline.launch import Output, check_container, inside, reserve
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.restarts import live
+from paceline.launch.watching import watch
 from paceline.record import RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 
@@ -93,29 +86,12 @@ def here(
             with inside(container, commands, [folder.path.absolute()]) as started:
                 if container:  # worker 0 cannot inherit the socket there: it opens the port itself
                     coordinator.close()
-                _supervise(started, folder, faults, output, progress)
+                watch(started, folder, faults, output=output, progress=progress)
 
     with recorded(folder):
         live(folder, experiment.cluster.restarts, life, again=faults.new_life)
         faults.check_happened()
     return folder
-
-
-def _supervise(
-    commands: Sequence[MemberCommand],
-    folder: RunFolder,
-    faults: Faults,
-    output: Output,
-    progress: Progress,
-) -> None:
-    steps = StepCounter(folder, progress)
-
-    def tick() -> None:
-        steps()
-        faults()
-
-    logs = folder.path / "logs"
-    supervise(commands, output=output, tick=tick, started=faults.started, logs=logs)
 
 
 def _on_ray(

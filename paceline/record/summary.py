@@ -18,7 +18,7 @@ from paceline.record.lives import RESTART
 from paceline.record.pauses import tell_pauses, total
 from paceline.record.wall import Span, wall_seconds
 
-NOTED = ("note", "lost", "warning", "interrupted", "fault", RESTART)
+NOTED = ("note", "lost", "warning", "interrupted", "fault", "stall", RESTART)
 """Kinds of events that the summary repeats in words."""
 
 

@@ -16,10 +16,11 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import SpecError
-from paceline.launch import Identity, MemberCommand, Output, reserve, supervise
+from paceline.launch import Identity, MemberCommand, Output, reserve
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.identity import member_name
 from paceline.launch.restarts import live
+from paceline.launch.watching import watch
 from paceline.record import Event, RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 from paceline.spec.hosts import PlacedHost, host_of, place
@@ -49,14 +50,8 @@ def tunnel(
         folder = RunFolder.create(path, experiment)
         _describe(folder, experiment, checks)
         faults = _faults(experiment, folder, network, hosts)
-        steps = StepCounter(folder, progress)
         links = _link_faults(experiment, folder, network)
         first = hosts[0].name
-
-        def tick() -> None:
-            for watcher in (steps, *links):
-                watcher()
-            faults()
 
         def life() -> None:
             with (
@@ -65,8 +60,15 @@ def tunnel(
             ):
                 identities = _identities(experiment, folder, network, hosts, coordinator, reserved)
                 commands = [_command(experiment, identity, network) for identity in identities]
-                logs, started = folder.path / "logs", faults.started
-                supervise(commands, output=output, tick=tick, started=started, logs=logs)
+                watch(
+                    commands,
+                    folder,
+                    faults,
+                    output=output,
+                    progress=progress,
+                    also=links,
+                    dilation=experiment.cluster.dilation,
+                )
 
         cluster = experiment.cluster
         with recorded(folder):

@@ -1,0 +1,41 @@
+"""One life of a recorded run: members are started and watched until all have ended."""
+
+from collections.abc import Callable, Sequence
+
+from paceline.launch.faults import Faults
+from paceline.launch.local import supervise
+from paceline.launch.process import MemberCommand, Output
+from paceline.launch.stalls import Stalls
+from paceline.record import RunFolder
+from paceline.record.following import Progress, StepCounter
+
+
+def watch(
+    commands: Sequence[MemberCommand],
+    folder: RunFolder,
+    faults: Faults,
+    *,
+    output: Output,
+    progress: Progress,
+    also: Sequence[Callable[[], None]] = (),
+    dilation: float = 1.0,
+) -> None:
+    """Run all members to their end; `also` is called several times a second beside our own."""
+
+    def say(text: str) -> None:
+        output("paceline", "stderr", f"{text}\n".encode())
+
+    steps, stalls = StepCounter(folder, progress), Stalls(folder, say, dilation)
+
+    def tick() -> None:
+        steps()
+        faults()
+        stalls()
+        for look in also:
+            look()
+
+    def started(name: str, pid: int) -> None:
+        faults.started(name, pid)
+        stalls.started(name, pid)
+
+    supervise(commands, output=output, tick=tick, started=started, logs=folder.path / "logs")
