@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow simulate check format clean
 
 # The stamp is newer than what it was made from, so an edited pin installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -23,6 +23,11 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# Jobs on a virtual clock with everything going wrong; a failing seed is shrunk and shown.
+SEEDS ?= 0:20000
+simulate: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -203,12 +203,18 @@ class Network:
         raise AssertionError("it goes on and on")
 
     def happen(self):
-        for trainer in self.trainers.values():
-            trainer.settle()
-        for member in self.members.values():
-            member.work()
+        for name, trainer in self.trainers.items():
+            if self.is_awake(name):
+                trainer.settle()
+        for name, member in self.members.items():
+            if self.is_awake(name):
+                member.work()
         moves = [("flight", i) for i in range(len(self.flight)) if self.may_happen(i)]
-        moves += [("compute", n) for n, t in self.trainers.items() if t.can_compute()]
+        moves += [
+            ("compute", name)
+            for name, trainer in self.trainers.items()
+            if trainer.can_compute() and self.is_awake(name)
+        ]
         if not moves:
             return False
         kind, which = self.rng.choice([m for m in moves if not self.is_slow(m)] or moves)
@@ -217,6 +223,10 @@ class Network:
             trainer.compute(self.rng.choice(sorted(trainer.unmade)))
         else:
             self.arrive(which)
+        return True
+
+    def is_awake(self, name):
+        """Whether a member does anything at present."""
         return True
 
     def is_slow(self, move):

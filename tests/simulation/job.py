@@ -1,0 +1,148 @@
+"""A whole job in one process: the real machines, and every trouble that a schedule names.
+
+Time is the number of events. A member that is paused takes part in none; between two that are cut
+off nothing arrives. What must hold at every moment is checked by `Network` where it happens; what
+must hold of the whole run is checked here:
+
+- every worker that stays ends, within bounded time once troubles are over;
+- each gradient is applied at most once, and staleness is never above its bound (`Network`);
+- a seat says that an update is applied only when it is, and no worker goes on without its answer;
+- one membership: in `sync` and `bounded` every chunk's step is made of the same workers, but for
+  those that were lost in that very step;
+- a run without a lost or new worker decides what the untroubled run decides, chunk by chunk.
+"""
+
+import random
+from typing import Any
+
+import msgspec
+
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.seat import SeatMachine
+from tests.protocol.network import Network, make
+from tests.simulation.schedule import Schedule, Trouble
+
+NAMED = ("sync", "bounded")
+"""Modes in which a step waits for workers by name."""
+
+
+class Job(Network):
+    """The network of a job in which members pause and ways are cut."""
+
+    def __init__(self, schedule: Schedule, machines: Any = (ExchangeMachine, SeatMachine)) -> None:
+        plan = make(schedule.workers, schedule.servers, schedule.chunks, **schedule.mode)
+        script = {"schedule": schedule.changes_rate, "touches": schedule.clips}
+        rng = random.Random(schedule.seed)
+        self.paused: dict[str, int] = {}
+        self.cuts: dict[frozenset[str], int] = {}
+        self.events = 0
+        self.newest = schedule.workers
+        self.lost_at: dict[int, int] = {}
+        super().__init__(
+            rng, plan, schedule.steps, machines=machines, twice=schedule.twice, **script
+        )
+
+    # What may happen.
+
+    def happen(self) -> bool:
+        self.events += 1
+        self._end_troubles()
+        if super().happen():
+            return True
+        if not (self.paused or self.cuts):
+            return False
+        # Nothing moves until a trouble is over: go there.
+        self.events = min((*self.paused.values(), *self.cuts.values()))
+        return True
+
+    def _end_troubles(self) -> None:
+        if not (self.paused or self.cuts):
+            return
+        self.paused = {name: until for name, until in self.paused.items() if until > self.events}
+        self.cuts = {pair: until for pair, until in self.cuts.items() if until > self.events}
+
+    def may_happen(self, index: int) -> bool:
+        _, source, to, _ = self.flight[index]
+        if to in self.paused or (self.cuts and frozenset((source, to)) in self.cuts):
+            return False
+        return super().may_happen(index)
+
+    def is_awake(self, name: str) -> bool:
+        return name not in self.paused
+
+    # What goes wrong.
+
+    def trouble(self, trouble: Trouble) -> None:
+        names = sorted(self.members)
+        one = names[trouble.who % len(names)]
+        other = names[trouble.other % len(names)]
+        until = self.events + trouble.events
+        match trouble.kind:
+            case "pause":
+                self.paused[one] = until
+            case "cut" if one != other:
+                self.cuts[frozenset((one, other))] = until
+            case "join":
+                self.join(self.newest)
+                self.newest += 1
+            case "kill":
+                self._kill_one(trouble.who)
+
+    def _kill_one(self, number: int) -> None:
+        """A worker that serves takes its chunks with it: that is a lost server."""
+        able = [t.machine.worker for t in self.trainers.values() if not t.done]
+        able = [worker for worker in able if self.plan.seat_of(f"worker{worker}") is None]
+        if able:
+            worker = able[number % len(able)]
+            self.lost_at[worker] = self.trainers[f"worker{worker}"].machine.step
+            self.kill(worker)
+
+    # What must hold in the end.
+
+    def check(self) -> None:
+        self.check_ended()
+        if self.plan.rules.mode not in NAMED:
+            return
+        makers: dict[int, dict[int, frozenset[int]]] = {}
+        for work in self.works:
+            if work.kind != "measure":
+                chunks = makers.setdefault(work.step, {})
+                assert work.chunk not in chunks, "a step of a chunk was closed twice"
+                chunks[work.chunk] = frozenset(worker for worker, _, _ in work.parts)
+        for step, chunks in makers.items():
+            took_it = any(t.machine.step > step for t in self.trainers.values())
+            whole = len(chunks) == len(self.plan.owners) or not took_it  # those who did are lost
+            assert whole, f"step {step} lacks chunks"
+            differing = frozenset.union(*chunks.values()) - frozenset.intersection(*chunks.values())
+            blamed = {w for w in differing if w not in self.lost_at}
+            assert not blamed, f"step {step}: some chunks were summed without {sorted(blamed)}"
+            partly = {
+                w for w in differing if step < self.lost_at[w] - 1 - self.plan.rules.staleness
+            }
+            assert not partly, f"step {step}: {sorted(partly)} were not yet lost"
+
+
+def simulate(schedule: Schedule, machines: Any = (ExchangeMachine, SeatMachine)) -> Job:
+    """Run a schedule to its end and check it; raises what does not hold."""
+    job = Job(schedule, machines)
+    for trouble in schedule.troubles:
+        for _ in range(trouble.after):
+            job.happen()
+        job.trouble(trouble)
+    job.run()
+    job.check()
+    if _changes_nothing(schedule):
+        calm = Job(untroubled(schedule), machines)
+        calm.run()
+        assert job.decisions() == calm.decisions(), "troubles changed what was computed"
+    return job
+
+
+def untroubled(schedule: Schedule) -> Schedule:
+    return msgspec.structs.replace(schedule, troubles=(), twice=False)
+
+
+def _changes_nothing(schedule: Schedule) -> bool:
+    """Where all are waited for, delays alone must not change a thing."""
+    lasting = any(trouble.kind in ("kill", "join") for trouble in schedule.troubles)
+    return schedule.mode["mode"] in NAMED and not lasting

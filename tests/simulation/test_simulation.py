@@ -1,0 +1,138 @@
+"""A thousand schedules hold every invariant, and each invariant catches a machine that breaks it.
+
+`make simulate SEEDS=0:1000000` is the long form.
+"""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from paceline.protocol.actions import Send
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.messages import Answer
+from paceline.protocol.seat import SeatMachine
+from tests.simulation.job import simulate
+from tests.simulation.schedule import Schedule, draw, shrink
+from tests.simulation.search import failing
+
+
+def test_a_thousand_schedules_hold():
+    assert failing(range(1000)) == []
+
+
+def test_a_seed_is_replayed_exactly():
+    for seed in range(40):
+        schedule = draw(seed)
+        again = msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule)
+        one, other = simulate(schedule), simulate(again)
+        assert one.decisions() == other.decisions()
+        assert one.events == other.events
+
+
+def test_each_kind_of_trouble_happens_often_enough_to_matter():
+    kinds = [trouble.kind for seed in range(200) for trouble in draw(seed).troubles]
+    assert all(kinds.count(kind) > 30 for kind in ("kill", "join", "pause", "cut"))
+
+
+class AppliesAgain(SeatMachine):
+    """Invariant: each gradient at most once."""
+
+    def _push(self, push):
+        self._slots[push.chunk].seen.clear()
+        return super()._push(push)
+
+
+class AnswersEarly(SeatMachine):
+    """Invariant: the bound of staleness."""
+
+    def _wait(self, slot, index, answer, late):
+        super()._wait(slot, index - 1, answer, late)
+
+
+class WaitsForTheLost(SeatMachine):
+    """Invariant: progress once troubles are over."""
+
+    def _lose(self, member):
+        return []
+
+
+class PromisesTooSoon(SeatMachine):
+    """Invariant: what was said to be applied is applied."""
+
+    def _answer(self, slot):
+        for worker, (_, answer) in list(slot.waiting.items()):
+            slot.waiting[worker] = slot.version, answer
+        return [
+            Send(a.to, Answer(*msgspec.structs.astuple(a.message)[:2], slot.version + 1,
+                              step=a.message.step), a.payload)
+            for a in super()._answer(slot)
+        ]  # fmt: skip
+
+
+class TakesTheFirstTwo(SeatMachine):
+    """Invariant: one membership; a chunk that does not wait for all sums over others."""
+
+    def _needed(self, index):
+        needed = super()._needed(index)
+        return needed if needed is None or self.seat else frozenset(sorted(needed)[:1])
+
+
+class SendsOldGradients(ExchangeMachine):
+    """Invariant: one membership, from the worker's side: its first step is another's."""
+
+    def _admitted(self, admitted):
+        actions = super()._admitted(admitted)
+        self.step = 0
+        return actions
+
+
+MUTANTS = [
+    (ExchangeMachine, AppliesAgain),
+    (ExchangeMachine, AnswersEarly),
+    (ExchangeMachine, WaitsForTheLost),
+    (ExchangeMachine, PromisesTooSoon),
+    (ExchangeMachine, TakesTheFirstTwo),
+    (SendsOldGradients, SeatMachine),
+]
+
+
+def caught(machines, seeds=range(600)):
+    """The first schedule that a broken machine does not survive."""
+    for seed in seeds:
+        try:
+            simulate(draw(seed), machines)
+        except Exception:
+            return draw(seed)
+    return None
+
+
+@pytest.mark.parametrize("machines", MUTANTS, ids=lambda pair: "-".join(m.__name__ for m in pair))
+def test_each_invariant_catches_a_machine_that_breaks_it(machines):
+    assert caught(machines) is not None
+
+
+def test_a_failing_schedule_is_shrunk():
+    machines = (ExchangeMachine, WaitsForTheLost)
+
+    def fails(schedule):
+        try:
+            simulate(schedule, machines)
+        except Exception:
+            return True
+        return False
+
+    found = caught(machines)
+    small = shrink(found, fails)
+    assert fails(small)
+    assert [trouble.kind for trouble in small.troubles] == ["kill"], "nothing else is needed"
+    assert small.steps <= 2
+
+
+def test_the_command_replays_and_counts():
+    line = [sys.executable, "-m", "tests.simulation", "--seeds", "0:50", "--jobs", "1"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "50 schedules in" in done.stdout
+    assert "0 failed" in done.stdout
