@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow simulate check format clean
+.PHONY: demo test test-slow simulate soak check format clean
 
 # The stamp is newer than what it was made from, so an edited pin installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -28,6 +28,10 @@ test-slow: $(VENV)/.installed-dev
 SEEDS ?= 0:20000
 simulate: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+# Real processes, killed and paused again and again; about ten minutes an architecture.
+soak: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/soak.py --faults 50
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
