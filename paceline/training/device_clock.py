@@ -63,6 +63,9 @@ class DeviceClock(StepClock):
             self._marks.ready = torch.cuda.Event(enable_timing=True)
         self._marks.ready.record()
 
+    def _current(self) -> str:
+        return self._marks.passages[-1][0]
+
     def charge(self, phase: str, seconds: float) -> None:
         self._marks.charges.append((self._marks.passages[-1][0], phase, seconds))
 

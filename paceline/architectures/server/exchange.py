@@ -127,13 +127,15 @@ class WorkerSide:
     def wait_all(self) -> float:
         return self.wait(range(len(self._owners)))
 
-    def squared_norms(self, step: int) -> tuple[float, ...]:
-        """Of each parameter's averaged gradient in a held step, when every chunk is summed."""
+    def squared_norms(self, step: int) -> tuple[tuple[float, ...], float]:
+        """Of each parameter's averaged gradient in a held step, when every chunk is summed; and how
+        many seconds it took."""
         everything = range(len(self._owners))
+        began = time.monotonic()
         self._await(lambda: self._norms_of(step) is not None, "the gradient's norm", everything)
         norms = self._norms_of(step)
         assert norms is not None
-        return norms
+        return norms, time.monotonic() - began
 
     def _norms_of(self, step: int) -> tuple[float, ...] | None:
         normed = self._normed
@@ -168,6 +170,9 @@ class WorkerSide:
         with self._changed:
             absent, self._absent = self._absent, set()
         return absent
+
+    def close(self) -> None:
+        """Nothing more is asked for."""
 
     def _ask(self, request: Request) -> None:
         self.requests.append(request)

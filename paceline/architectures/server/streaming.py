@@ -7,7 +7,6 @@ the optimizer ahead, each gradient leaves and a stand-in takes its place, and `s
 import gc
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -69,6 +68,7 @@ class Streaming:
         self._learned_order = False
         if optimizer.state and exchange.leads:
             push_state(optimizer, self.tensors, exchange.layout, self._worker)
+        exchange.fill()
         self.weights.install([exchange.view(index) for index in range(len(self.tensors))])
         self._owner = owner
         self._send_away_optimizer()
@@ -233,10 +233,9 @@ class Streaming:
             raise SpecError("gradients", problem, self._way_out)
         if self._norms is None:
             self._cutter.finish(hold=True)
-            began = time.monotonic()
-            squared_norms = self._worker.squared_norms(self.steps)
+            squared_norms, seconds = self._worker.squared_norms(self.steps)
             self._norms = [math.sqrt(squared) for squared in squared_norms]
-            self._waited(time.monotonic() - began)
+            self._waited(seconds)
         return self._norms[index]
 
     def _scale_by(self, index: int, factor: float) -> None:
@@ -268,6 +267,8 @@ def assign_weights(exchange: Exchange) -> None:
 
 def push_weights(exchange: Exchange) -> None:
     """Worker 0's weights, as they lie in the exchange's memory, become the servers'."""
+    if exchange.is_apart:
+        write_tensors(exchange.views(), exchange.held)
     for chunk in range(len(exchange.layout.chunks)) if exchange.leads else ():
         exchange.worker.assign(chunk, exchange.held.chunk(chunk))
 
