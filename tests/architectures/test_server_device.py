@@ -9,13 +9,14 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from paceline import spec
 from paceline.architectures.server import device as devices
 from paceline.testing import run_members
-from tests.architectures import test_server as plain
+from tests.architectures.test_server import clipped, save_and_resume
 from tests.curves import largest_difference, loss_curve, whole
 
 TIMEOUT_SECONDS = 100.0
@@ -125,6 +126,20 @@ def reference():
 def test_copies_that_take_their_time_change_nothing(text, workers, servers, reference):
     parts = run(loss_curve, workers=workers, servers=servers, text=text)
     assert largest_difference(whole(parts), reference) < 1e-4
+
+
+@pytest.mark.parametrize("text", ["placement=colocated", "transport=tcp"])
+def test_clipping_and_accumulation(text):
+    expected = run_members(clipped, 0.05, 2, workers=1, timeout_seconds=TIMEOUT_SECONDS)[0]
+    servers = 0 if "colocated" in text else 1
+    for found in run(clipped, 0.05, 2, workers=2, servers=servers, text=text):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["placement=colocated", "mode=async,placement=colocated"])
+def test_saved_weights_and_state_resume_the_same_curve(text):
+    for first, again in run(save_and_resume, workers=1, text=text):
+        np.testing.assert_allclose(again, first, rtol=1e-5)
 
 
 def test_the_comparison_notices_weights_that_are_read_before_they_are_copied(reference):
