@@ -59,6 +59,8 @@ class DeviceClock(StepClock):
         self._marks.passages.append((phase, self._event()))
 
     def ready(self) -> None:
+        if self._pausing:
+            return
         if self._marks.ready is None:
             self._marks.ready = torch.cuda.Event(enable_timing=True)
         self._marks.ready.record()

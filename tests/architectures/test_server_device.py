@@ -12,12 +12,23 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from paceline import spec
+from paceline import data, spec
 from paceline.architectures.server import device as devices
+from paceline.architectures.server import streaming_of
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume
-from tests.curves import largest_difference, loss_curve, whole
+from tests.curves import (
+    GLOBAL_BATCH,
+    SAMPLES,
+    STEPS,
+    largest_difference,
+    loss_curve,
+    samples,
+    small_model,
+    whole,
+)
 
 TIMEOUT_SECONDS = 100.0
 
@@ -25,11 +36,8 @@ TIMEOUT_SECONDS = 100.0
 class SlowMoment:
     def __init__(self):
         self._reached = threading.Event()
-        self.synchronize, self.query, self.reach = (
-            self._reached.wait,
-            self._reached.is_set,
-            self._reached.set,
-        )
+        self.synchronize, self.query = self._reached.wait, self._reached.is_set
+        self.reach, self.forget = self._reached.set, self._reached.clear
 
 
 class SlowLane:
@@ -140,6 +148,48 @@ def test_clipping_and_accumulation(text):
 def test_saved_weights_and_state_resume_the_same_curve(text):
     for first, again in run(save_and_resume, workers=1, text=text):
         np.testing.assert_allclose(again, first, rtol=1e-5)
+
+
+def replayed(session):
+    """By hand what recorded passes do: gradients in the same memory, made when they are told of."""
+    inputs, targets = samples()
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = session.distribute(model, optimizer)
+    weights = [*model.parameters()][::-1]
+    memory = [torch.empty_like(weight) for weight in weights]
+    moments = [SlowMoment(), SlowMoment()]
+    batches, replay, losses = data.GlobalBatches(SAMPLES, GLOBAL_BATCH, seed=1), None, []
+    for step in range(STEPS):
+        own = batches.indices(step)
+        streaming = streaming_of(session.architecture)
+        if streaming is not None and replay is None:
+            pairs = [*zip(weights, memory, strict=True)]
+            replay = streaming.record([(pairs[:3], moments[0]), (pairs[3:], moments[1])])
+        loss = nn.functional.cross_entropy(model(inputs[own]), targets[own])
+        if replay is None:
+            optimizer.zero_grad()
+            loss.backward()
+        else:
+            gradients = torch.autograd.grad(loss, weights)
+            for moment in moments:
+                moment.forget()
+            streaming.replay(replay)
+            for place, gradient in zip(memory, gradients, strict=True):
+                place.copy_(gradient)
+            for moment in moments:
+                moment.reach()
+        optimizer.step()
+        losses.append(loss.item())
+    assert replay is not None
+    return losses
+
+
+@pytest.mark.parametrize("text", ["placement=dedicated", "mode=async,placement=colocated"])
+def test_recorded_gradients_are_taken_when_they_are_made(text, reference):
+    servers = 1 if "dedicated" in text else 0
+    (found,) = run(replayed, workers=1, servers=servers, text=text)
+    assert largest_difference(np.array(found), reference) < 1e-4
 
 
 def test_the_comparison_notices_weights_that_are_read_before_they_are_copied(reference):

@@ -57,7 +57,8 @@ def run(
 
 def curve(summary_of: Path) -> dict[int, float]:
     folder = RunFolder(summary_of)
-    return record.losses({m.name: folder.steps(m.name) for m in folder.members()})
+    workers = [member.name for member in folder.members() if member.role == "worker"]
+    return record.losses({name: folder.steps(name) for name in workers})
 
 
 def newest(folder: Path) -> Path:

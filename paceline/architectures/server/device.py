@@ -7,6 +7,7 @@ servers still owe are waited for, where a layer needs them.
 """
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -20,27 +21,18 @@ from torch import Tensor
 from paceline.architectures.base import Context
 from paceline.architectures.server.carriers import Payloads
 from paceline.architectures.server.control import JobPlan
-from paceline.architectures.server.exchange import Request, WorkerSide
+from paceline.architectures.server.exchange import Moment, Request, Submitted, WorkerSide
 from paceline.architectures.server.memory import Flats, Piece, gather
 from paceline.errors import SpecError
 from paceline.launch import Identity
-from paceline.protocol.actions import Ready, Usable
+from paceline.protocol.actions import Usable
 from paceline.protocol.chunks import Layout
 from paceline.telemetry import StepClock
 
 CLOSING_SECONDS = 5.0
+SWITCH_SECONDS = 0.5e-3
 MOST_SERVER_THREADS = 8
 """More made updates of chunks no faster."""
-
-
-class Moment(Protocol):
-    """A point in what a device does; `torch.cuda.Event` is one."""
-
-    def synchronize(self) -> None:
-        """Return when it is reached."""
-
-    def query(self) -> bool:
-        """Whether it is reached."""
 
 
 class Lane(Protocol):
@@ -218,7 +210,17 @@ def _say_who_shares(context: Context) -> None:
         context.note(f"{shared}: servers exchange through main memory all the same.")
 
 
-Submitted = Sequence[tuple[Ready, list[Piece]]]
+@dataclass(kw_only=True, slots=True)
+class _Asked:
+    """Gradients, or anything else that is asked for."""
+
+    request: Request = ()
+    ready: Submitted = ()
+    made: Moment | None = None
+    """When the gradients are; None without any."""
+
+    kept: bool = False
+    """The moment is somebody else's, who will use it again."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -249,7 +251,10 @@ class DeviceWorker(WorkerSide):
         self._staging, self._out, self._back = staging, staging.out, staging.back
         self._moments: dict[int, Moment] = {}
         """Chunk -> when its newest weights are on the device: nobody has waited for it yet."""
-        self._asked: SimpleQueue[tuple[Submitted | Request, Moment | None] | None] = SimpleQueue()
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        # What tells the device what to do next must not wait 5 ms for what moves messages.
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._interval, SWITCH_SECONDS))
         self._thread = threading.Thread(target=self._guarded, name="paceline-copies", daemon=True)
         self._thread.start()
 
@@ -259,10 +264,10 @@ class DeviceWorker(WorkerSide):
     def idle(self) -> bool:
         return super().idle and not self._moments  # in this order: see `_is_awaited`
 
-    def submit(self, ready: Submitted) -> None:
+    def submit(self, ready: Submitted, made: Moment | None = None) -> None:
         with self._changed:
             self._pending.update(event.chunk for event, _ in ready)
-        self._asked.put((ready, self._out.here()))
+        self._asked.put(_Asked(ready=ready, made=made or self._out.here(), kept=made is not None))
 
     def wait(self, chunks: Iterable[int]) -> float:
         """Returns at once, but for weights that have not come; the device waits for their copies.
@@ -296,10 +301,11 @@ class DeviceWorker(WorkerSide):
     def close(self) -> None:
         self._asked.put(None)
         self._thread.join(CLOSING_SECONDS)
+        sys.setswitchinterval(self._interval)
         self._staging.close()
 
     def _ask(self, request: Request) -> None:
-        self._asked.put((request, None))
+        self._asked.put(_Asked(request=request))
 
     # Called by the loop.
 
@@ -328,7 +334,7 @@ class DeviceWorker(WorkerSide):
                     asked = self._asked.get(block=not leaving)
                     is_over = asked is None
                     if asked is not None:
-                        leaving.append(self._begin(*asked))
+                        leaving.append(self._begin(asked))
             except Empty:
                 pass
             if leaving and leaving[0].moment is not None:
@@ -336,16 +342,17 @@ class DeviceWorker(WorkerSide):
             while leaving and leaving[0].is_here:
                 self._tell(leaving.popleft())
 
-    def _begin(self, asked: Any, made: Moment | None) -> _Leaving:
-        if made is None:
-            return _Leaving(request=asked)
-        self._out.after(made)
-        self._out.reuse(made)
-        for event, pieces in asked:
+    def _begin(self, asked: _Asked) -> _Leaving:
+        if asked.made is None:
+            return _Leaving(request=asked.request)
+        self._out.after(asked.made)
+        if not asked.kept:
+            self._out.reuse(asked.made)
+        for event, pieces in asked.ready:
             if pieces:
                 self._land(event.chunk, pieces)
-        request = [event for event, _ in asked]
-        return _Leaving(request=request, moment=self._out.reached(), sources=asked)
+        request = [event for event, _ in asked.ready]
+        return _Leaving(request=request, moment=self._out.reached(), sources=asked.ready)
 
     def _land(self, chunk: int, pieces: list[Piece]) -> None:
         """Have a chunk's gradient copied to where its carrier takes it from."""
