@@ -11,7 +11,8 @@ the device over all steps after the warm-up. Parts:
     plain     single against the plain loop, four models
     best      ResNet-50 with every option that helps
     feed      ResNet-50 fed from JPEG files and from decoded ones, against synthetic samples
-    follow    replicated, ring and pipeline on this one GPU train like single
+    server    ResNet-50 with its weights on servers in main memory, against single
+    follow    replicated, ring, pipeline and server on this one GPU train like single
     batches   P1's Figure 8: the tutorial network at batches of 1 to 400
     models    every model of the papers, in three precisions
 """
@@ -64,7 +65,10 @@ TABLE = {
     "resnet152": 128,
     "gpt-small": 128,
 }
-PARTS = ("plain", "best", "feed", "follow", "batches", "models")
+SERVED = {"server-1": 1, "server-4": 4, "colocated": 0}
+"""Contender -> server processes; without any the worker's own process serves."""
+
+PARTS = ("plain", "best", "feed", "server", "follow", "batches", "models")
 CLOSE = 1e-4
 
 
@@ -138,20 +142,59 @@ class Bench:
                 workload = self._workload("resnet50", batch, steps, **options)
                 self._add("feed", "resnet50", kind, repeat, batch, self._ours(workload))
 
+    def server(self) -> None:
+        """One worker on the GPU. Also why it is no faster: where the steps' time goes, and how long
+        servers compute for one."""
+        for batch in (128, 256):
+            workload = self._workload("resnet50", batch, 60)
+            for repeat in range(self._given.repeats):
+                seconds = self._ours(workload)
+                self._add("server", f"resnet50-{batch}", "single", repeat, batch, seconds)
+                for name, servers in SERVED.items():
+                    if servers < 2 or repeat == 0:  # more of them are no faster: once is enough
+                        self._serve(workload, name, servers, repeat)
+
+    def _serve(self, workload: spec.Workload, name: str, servers: int, repeat: int) -> None:
+        placement = "dedicated" if servers else "colocated"
+        folder = self._train(workload, spec.Server(placement=placement), 1, servers)
+        members = {member.name: member for member in folder.members()}
+        steps = folder.steps("worker0")[WARMUP:]
+        phases = {phase for step in steps for phase in step.breakdown_seconds}
+        parts = {
+            phase: statistics.median(step.breakdown_seconds.get(phase, 0.0) for step in steps)
+            for phase in sorted(phases)
+        }
+        seats = [member.counters.get("busy_seconds") for member in members.values()]
+        busy = [seconds / workload.steps for seconds in seats if isinstance(seconds, float)]
+        batch = workload.batch or 1
+        self._add(
+            "server",
+            f"resnet50-{batch}",
+            name,
+            repeat,
+            batch,
+            (steps[-1].end_seconds - steps[0].start_seconds) / len(steps),
+            breakdown_seconds=parts,
+            server_busy_seconds=max(busy, default=0.0),
+        )
+
     def follow(self) -> None:
         common: dict[str, Any] = {"steps": 20, "global_batch": 64, "data": "shapes"}
         workload = spec.Workload(model="tutorial-cnn", **common)
-        alone = self._losses(workload, spec.Single(), 1)
-        for text, workers in (
-            ("replicated:devices=2", 1),
-            ("replicated:devices=2,shares=3/1", 1),
-            ("ring", 2),
-            ("pipeline", 2),
-            ("pipeline:schedule=gpipe", 2),
+        alone = self._losses(workload, spec.Single())
+        for text, workers, servers in (
+            ("replicated:devices=2", 1, 0),
+            ("replicated:devices=2,shares=3/1", 1, 0),
+            ("ring", 2, 0),
+            ("pipeline", 2, 0),
+            ("pipeline:schedule=gpipe", 2, 0),
+            ("server", 1, 1),
+            ("server", 2, 1),
+            ("server:placement=colocated", 2, 0),
         ):
-            row: Row = {"part": "follow", "setting": text, "workers": workers}
+            row: Row = {"part": "follow", "setting": text, "workers": workers, "servers": servers}
             try:
-                found = self._losses(workload, spec.parse_architecture(text), workers)
+                found = self._losses(workload, spec.parse_architecture(text), workers, servers)
             except PacelineError as error:
                 self._rows.append({**row, "failed": str(error)[-600:]})
                 continue
@@ -195,11 +238,24 @@ class Bench:
         steps = folder.steps("worker0")[WARMUP:]
         return (steps[-1].end_seconds - steps[0].start_seconds) / len(steps)
 
-    def _train(self, workload: spec.Workload, architecture: spec.Architecture) -> RunFolder:
-        """The built-in loop in this very process, so that starting one costs nothing."""
+    def _train(
+        self,
+        workload: spec.Workload,
+        architecture: spec.Architecture,
+        workers: int = 1,
+        servers: int = 0,
+    ) -> RunFolder:
+        """One member is the built-in loop in this very process: starting it costs nothing."""
         self._runs += 1
-        experiment = spec.Experiment(workload=workload, architecture=architecture)
-        folder = RunFolder.create(self._folder / f"run{self._runs}", experiment)
+        experiment = spec.Experiment(
+            workload=workload,
+            architecture=architecture,
+            cluster=spec.Cluster(workers=workers, servers=servers),
+        )
+        path = self._folder / f"run{self._runs}"
+        if workers + servers > 1:
+            return engines.run(experiment, path)
+        folder = RunFolder.create(path, experiment)
         session = Session(
             identify({}), options=architecture, folder=folder, measurement=experiment.measurement
         )
@@ -213,19 +269,15 @@ class Bench:
         return folder
 
     def _losses(
-        self, workload: spec.Workload, architecture: spec.Architecture, workers: int
+        self,
+        workload: spec.Workload,
+        architecture: spec.Architecture,
+        workers: int = 1,
+        servers: int = 0,
     ) -> dict[int, float]:
-        if workers == 1:
-            folder = self._train(workload, architecture)
-        else:
-            self._runs += 1
-            experiment = spec.Experiment(
-                workload=workload,
-                architecture=architecture,
-                cluster=spec.Cluster(workers=workers),
-            )
-            folder = engines.run(experiment, self._folder / f"run{self._runs}")
-        return record.losses({m.name: folder.steps(m.name) for m in folder.members()})
+        folder = self._train(workload, architecture, workers, servers)
+        names = [member.name for member in folder.members() if member.role == "worker"]
+        return record.losses({name: folder.steps(name) for name in names})
 
 
 def plain_loop(workload: spec.Workload) -> float:
@@ -304,10 +356,18 @@ def checks(rows: list[Row]) -> list[Row]:
         fed = rate("feed", "resnet50", kind)
         if synthetic and fed:
             check(f"resnet50 from {kind} samples / synthetic", fed / synthetic, 0.95)
+    for batch in (128, 256):
+        setting = f"resnet50-{batch}"
+        alone = rate("server", setting, "single")
+        for name in SERVED:
+            served = rate("server", setting, name)
+            if alone and served:
+                check(f"{setting}: {name} / single", served / alone, 0.9)
     for row in rows:
         if row["part"] == "follow":
             worst = row.get("largest_difference", float("inf"))
-            check(f"{row['setting']} follows single", worst, CLOSE, least=False)
+            members = f"{row['workers']} workers, {row['servers']} servers"
+            check(f"{row['setting']}, {members}, follows single", worst, CLOSE, least=False)
     return found
 
 

@@ -41,11 +41,10 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
         problem = f"{workload.model} cannot train on {workload.data}."
         raise SpecError("--data", problem, f"use --data {described.data} or synthetic.")
     chosen = with_choice(experiment)
-    works_on_gpus = not isinstance(chosen.architecture, spec.Server | spec.Hybrid)
-    if chosen.engine == "here" and _gpus() and not works_on_gpus:
-        name = spec.architecture_name(chosen.architecture)
-        problem = f"{name} works in main memory, and built-in workloads here train on a GPU."
-        fix = "use ring, or hide the GPU: CUDA_VISIBLE_DEVICES= paceline train …"
+    is_hybrid = isinstance(chosen.architecture, spec.Hybrid)
+    if chosen.engine == "here" and _gpus() and is_hybrid:
+        problem = "hybrid works in main memory, and built-in workloads here train on a GPU."
+        fix = "use ring or server, or hide the GPU: CUDA_VISIBLE_DEVICES= paceline train …"
         raise SpecError("--architecture", problem, fix)
     return chosen
 

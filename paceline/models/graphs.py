@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 WARMUP_PASSES = 3
 """Libraries choose their algorithms and take their memory in the first passes."""
@@ -32,10 +33,12 @@ class RecordedPasses:
         inputs: Tensor,
         targets: Tensor,
         input_type: torch.dtype | None = None,
+        mark_bytes: int = 0,
     ) -> None:
         """`input_type`: what the first layer rounds its input to under this precision, if known.
 
         The batch is then rounded on its way into the recording, which would only copy it otherwise.
+        `mark_bytes`: of gradients, after which their moment is marked; 0 where nobody asks.
         """
         assert "forward" not in vars(model), "compiled models are not recorded"
         self._model, self._plain = model, model.forward
@@ -57,20 +60,39 @@ class RecordedPasses:
             common: dict[str, Any] = {"stream": stream, "capture_error_mode": "thread_local"}
             with torch.cuda.graph(self._forward, **common):
                 result = self._pass(loss, precision)
-            with torch.cuda.graph(self._backward, pool=self._forward.pool(), **common):
+            marks = _Marks(weights, mark_bytes)
+            with torch.cuda.graph(self._backward, pool=self._forward.pool(), **common), marks:
                 result.backward()
             self._loss = result.detach()
             # Made by the recording, and so written again by every replay.
             self._gradients = [(weight, weight.grad) for weight in weights]
+            self.marks = [
+                ([(w, w.grad) for w in made if w.grad is not None], event)
+                for made, event in marks.made
+            ]
+            """Weights in the order in which they get their gradients, where these lie, and an event
+            that each replay records anew when they are made."""
             del result
 
     def fits(self, inputs: Tensor) -> bool:
         """Whether a batch is like the one recorded; another goes the ordinary way."""
         return inputs.shape == self._shape and inputs.dtype == self._type
 
-    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Both passes of one batch; returns its loss, which the next call overwrites."""
+    def run(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Both passes of one batch; returns its loss, which the next call overwrites.
+
+        `before` is called when only the weights are lacking; `after` when both passes are on their
+        way, in place of handing the gradients to the weights.
+        """
         self._targets.copy_(targets)
+        self._before = before
         model: Any = self._model
         model.forward = self._replay
         try:
@@ -78,12 +100,17 @@ class RecordedPasses:
         finally:
             del model.forward
         self._backward.replay()
+        if after is not None:
+            after()
+            return loss
         for weight, gradient in self._gradients:
             weight.grad = gradient
         return loss
 
     def _replay(self, inputs: Tensor) -> Tensor:
         self._inputs.copy_(inputs)
+        if self._before is not None:
+            self._before()
         self._forward.replay()
         return self._loss
 
@@ -94,6 +121,39 @@ class RecordedPasses:
     ) -> Tensor:
         with precision():
             return loss(self._plain(self._inputs), self._targets)
+
+
+class _Marks:
+    """Records an event whenever enough gradients are made, while a backward pass is recorded."""
+
+    def __init__(self, weights: list[nn.Parameter], mark_bytes: int) -> None:
+        self._weights, self._mark_bytes = weights, mark_bytes
+        self._since: list[Tensor] = []
+        self._handles: list[RemovableHandle] = []
+        self.made: list[tuple[list[Tensor], torch.cuda.Event]] = []
+
+    def __enter__(self) -> None:
+        if self._mark_bytes:
+            hook = self._weight_made
+            self._handles = [w.register_post_accumulate_grad_hook(hook) for w in self._weights]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if self._since:
+            self._mark()
+
+    def _weight_made(self, weight: Tensor) -> None:
+        self._since.append(weight)
+        if sum(w.numel() * w.element_size() for w in self._since) >= self._mark_bytes:
+            self._mark()
+
+    def _mark(self) -> None:
+        # External: a node of the recording, seen by those outside it each time it is replayed.
+        event = torch.cuda.Event(blocking=True, external=True)
+        event.record(torch.cuda.current_stream())
+        self.made.append((self._since, event))
+        self._since = []
 
 
 @contextmanager

@@ -65,6 +65,22 @@ class StepClock:
         self._seconds[phase] += seconds / self._dilation
 
     @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """Time inside is that of `phase`; afterwards the present one goes on."""
+        before = self._current()
+        if self._pausing or before == EVALUATION:
+            yield
+            return
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def _current(self) -> str:
+        return self._phase
+
+    @contextmanager
     def paused(self, what: str = OTHER) -> Iterator[None]:
         """Time inside belongs to no step; `what` names it: evaluation, checkpoint, logging."""
         self.enter(OTHER)

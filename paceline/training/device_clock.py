@@ -59,9 +59,14 @@ class DeviceClock(StepClock):
         self._marks.passages.append((phase, self._event()))
 
     def ready(self) -> None:
+        if self._pausing:
+            return
         if self._marks.ready is None:
             self._marks.ready = torch.cuda.Event(enable_timing=True)
         self._marks.ready.record()
+
+    def _current(self) -> str:
+        return self._marks.passages[-1][0]
 
     def charge(self, phase: str, seconds: float) -> None:
         self._marks.charges.append((self._marks.passages[-1][0], phase, seconds))

@@ -18,13 +18,12 @@ from paceline.architectures.base import Architecture
 from paceline.architectures.group import Group
 from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
-from paceline.errors import SpecError
 from paceline.models.emulated import model_for, skip_updates
-from paceline.models.graphs import RecordedPasses
 from paceline.record import RunFolder
 from paceline.training import checkpoint, optimizers
 from paceline.training.balance import balance
 from paceline.training.evaluation import accuracy
+from paceline.training.recording import recording_for
 from paceline.training.schedule import learning_rate
 from paceline.training.session import Session
 from paceline.training.sharding import division
@@ -166,8 +165,7 @@ class _Worker:
         self.device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._knows_loss = knows_loss
-        self._wants_graph = _wants_graph(experiment, self.device)
-        self._recorded: RecordedPasses | None = None
+        self._recording = recording_for(experiment, session, model, self._loss, self._precision)
         model.train()
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
@@ -180,17 +178,11 @@ class _Worker:
         )
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._wants_graph:
-            self._wants_graph = False
-            with session.clock.paused("recording"):
-                # Every built-in model begins with a convolution or a matrix product.
-                known = models.info(workload.model) is not None and inputs.is_floating_point()
-                rounded = torch.bfloat16 if known and workload.precision == "bfloat16" else None
-                self._recorded = RecordedPasses(
-                    self._model, self._loss, self._precision, inputs, targets, rounded
-                )
-        total = self._pass(inputs, targets)
+        recording = self._recording
+        total = recording.run(inputs, targets) if recording is not None else None
+        if total is None:
+            self._optimizer.zero_grad(set_to_none=True)
+            total = self._pass(inputs, targets)
         if workload.clip_norm:
             self._architecture.clip(workload.clip_norm)
         if self._knows_loss:
@@ -204,8 +196,6 @@ class _Worker:
             counted = inputs[self._model.counted_part(len(inputs))]
             whole: Tensor = self._model(counted, inputs, targets)
             return whole
-        if self._recorded is not None and self._recorded.fits(inputs):
-            return self._recorded.run(inputs, targets)
         if pieces == 1:
             with self._precision():
                 loss = self._loss(self._model(inputs), targets)
@@ -285,22 +275,6 @@ def build_stages(
         weight_factor=2 + optimizers.state_factor(workload.optimizer),
     )
     return pipeline.build(options, session.context(device, STAGES), job)
-
-
-def _wants_graph(experiment: spec.Experiment, device: torch.device) -> bool:
-    """Whether to record the passes: not where others must see gradients as they come."""
-    workload = experiment.workload
-    if device.type != "cuda" or workload.compile or workload.graph == "off":
-        return False
-    alone = isinstance(experiment.architecture, spec.Single)
-    if workload.graph == "on" and not (alone and workload.accumulate == 1):
-        name = spec.architecture_name(experiment.architecture)
-        reason = f"{name} sends gradients while backward makes them"
-        reason = "a recorded pass cannot accumulate gradients" if alone else reason
-        fix = "leave it out, or use --architecture single without --accumulate."
-        raise SpecError("--graph", f"graph = on, and {reason}.", fix)
-    known = workload.graph == "on" or models.info(workload.model) is not None
-    return alone and known and workload.accumulate == 1
 
 
 def _source(

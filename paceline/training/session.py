@@ -236,6 +236,11 @@ class Session:
         if scale != 1.0:
             self.watch_gradients()
 
+    @property
+    def gradient_scale(self) -> float:
+        """What this worker's gradients count at present, an equal share being 1."""
+        return self._scale
+
     def refuse_gradients(self, error: SpecError) -> None:
         """Gradients that come before the next `scale_gradients` raise `error`."""
         self._refusal = error

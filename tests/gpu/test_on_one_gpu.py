@@ -31,14 +31,17 @@ def train_on_the_cpu(session: Session) -> None:
     train_recorded(session)
 
 
-def run(folder: Path, work=train_recorded, text="single", workers=1, **changes) -> Summary:
+def run(
+    folder: Path, work=train_recorded, text="single", workers=1, servers=0, **changes
+) -> Summary:
     """Train and record; one worker in this process, which has its GPU already."""
     architecture = spec.parse_architecture(text)
+    members = {"workers": workers, "servers": servers}
     experiment = spec.replace(
-        spec.Experiment(), architecture=architecture, workers=workers, **{**SMALL, **changes}
+        spec.Experiment(), architecture=architecture, **members, **{**SMALL, **changes}
     )
     made = RunFolder.create(folder / f"{time.monotonic_ns()}", experiment)
-    if workers == 1 and work is train_recorded and "compile" not in changes:
+    if workers == 1 and not servers and work is train_recorded and "compile" not in changes:
         identity = msgspec.structs.replace(identify({}), run=str(made.path))
         session = Session(
             identity, options=architecture, folder=made, measurement=spec.Measurement()
@@ -48,13 +51,14 @@ def run(folder: Path, work=train_recorded, text="single", workers=1, **changes) 
         finally:
             session.close()
     else:
-        run_members(work, workers=workers, architecture=architecture, folder=made)
+        run_members(work, **members, architecture=architecture, folder=made)
     return record.summarise(made, "finished")
 
 
 def curve(summary_of: Path) -> dict[int, float]:
     folder = RunFolder(summary_of)
-    return record.losses({m.name: folder.steps(m.name) for m in folder.members()})
+    workers = [member.name for member in folder.members() if member.role == "worker"]
+    return record.losses({name: folder.steps(name) for name in workers})
 
 
 def newest(folder: Path) -> Path:
@@ -129,6 +133,9 @@ def test_batch_norm_statistics_are_those_of_a_pass_that_was_not_recorded(tmp_pat
         ("ring", 2),
         ("average", 2),
         ("pipeline", 2),
+        ("server:placement=colocated", 2),
+        ("server:placement=colocated,transport=tcp", 2),
+        ("server:update=worker,placement=colocated", 2),
     ],
 )
 def test_several_on_one_gpu_follow_one(tmp_path, alone, text, workers):
@@ -143,11 +150,65 @@ def test_nccl_with_too_few_gpus_is_one_sentence(tmp_path):
         run(tmp_path, text="ring:backend=nccl", workers=workers, global_batch=8 * workers)
 
 
-def test_servers_refuse_at_once(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("text", "workers", "servers"),
+    [
+        ("server", 1, 1),
+        ("server:transport=tcp", 1, 2),
+        ("server:chunk=64KiB", 2, 1),
+        ("server:placement=colocated", 1, 0),
+        ("server:mode=bounded,staleness=0,placement=colocated", 1, 0),
+        ("server:mode=quorum,quorum=2", 2, 1),
+        ("server:mode=async,placement=colocated", 1, 0),
+    ],
+)
+def test_servers_on_the_cpu_follow_one(tmp_path, alone, text, workers, servers):
+    summary = run(tmp_path, text=text, workers=workers, servers=servers)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
+    assert all(seconds >= 0 for seconds in summary.breakdown_seconds.values())
+
+
+@pytest.mark.parametrize("text", ["mode=async", "mode=bounded", "mode=quorum"])
+def test_workers_of_their_own_pace_learn(tmp_path, text):
+    run(tmp_path, text=f"server:{text}", workers=2, servers=1, steps=60)
+    losses = curve(newest(tmp_path))
+    assert losses[max(losses)] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_norm": 0.05},
+        {"accumulate": 2},
+        {"compile": True, "steps": 6},
+        {"optimizer": {"name": "adam", "learning_rate": 1e-3}},
+    ],
+    ids=str,
+)
+def test_servers_train_alike_with_every_option(tmp_path, changes):
+    folders = [tmp_path / "alone", tmp_path / "served"]
+    for folder, text in zip(folders, ("single", "server:placement=colocated"), strict=True):
+        run(folder, text=text, **changes)
+    alone, served = (curve(newest(folder)) for folder in folders)
+    assert served == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_checkpoint_taken_from_servers_resumes(tmp_path):
+    adam = {"optimizer": {"name": "adam", "learning_rate": 1e-3}, "steps": 12}
+    server = "server:placement=colocated"
+    run(tmp_path / "whole", text=server, **adam, checkpoint_every=5)
+    whole = newest(tmp_path / "whole")
+    run(tmp_path / "again", text=server, **adam, resume=str(whole))
+    again = curve(newest(tmp_path / "again"))
+    assert min(again) == 10
+    assert again == pytest.approx({step: curve(whole)[step] for step in again}, rel=1e-4)
+
+
+def test_hybrid_refuses_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     began = time.monotonic()
     with pytest.raises(SystemExit) as stop:
-        main.main(["train", "--architecture", "server", "--steps", "3"])
+        main.main(["train", "--architecture", "hybrid", "--steps", "3"])
     assert stop.value.code == 2
     assert time.monotonic() - began < 10
     assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err

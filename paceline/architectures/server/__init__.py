@@ -6,6 +6,7 @@ watching      what the first step shows of a script; `weights`, `held`, `optimiz
 opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
 loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
               `serving`, the server's, and `carriers`, the ways between them
+device        the worker's side where its tensors are on a GPU
 sums, updates what servers do with gradients; `state` the optimizer's state on its way
 """
 
@@ -14,6 +15,7 @@ from paceline.architectures.base import Architecture, Context
 from paceline.architectures.server.asynchronous import AsynchronousServer
 from paceline.architectures.server.opening import serve
 from paceline.architectures.server.plan import shape_of
+from paceline.architectures.server.streaming import Streaming
 from paceline.architectures.server.synchronous import SynchronousServer
 from paceline.protocol.plan import check
 
@@ -26,4 +28,11 @@ def build(options: spec.Server, context: Context) -> Architecture:
     return AsynchronousServer(options, context)
 
 
-__all__ = ["build", "serve"]
+def streaming_of(architecture: Architecture) -> Streaming | None:
+    """Where a worker's gradients leave as they are made; None where they do not, or not yet."""
+    if isinstance(architecture, SynchronousServer | AsynchronousServer):
+        return architecture.streaming
+    return None
+
+
+__all__ = ["build", "serve", "streaming_of"]

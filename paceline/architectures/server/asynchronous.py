@@ -67,6 +67,11 @@ class AsynchronousServer:
         self._tap.attach(exchanged.tensors)
         self._undo = mix_in(trained.model, Loading, _paceline_owner=self)
 
+    @property
+    def streaming(self) -> Streaming | None:
+        """Where gradients leave as they are made; None while they leave at `step`."""
+        return None if self._at_step else self._streaming
+
     def take(self, optimizer: Optimizer) -> None:
         problem = "the script steps another optimizer on the model."
         raise SpecError(self._where, problem, "use one with several groups, or mode=sync.")

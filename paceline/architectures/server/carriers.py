@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from paceline.architectures.compression import Codec
 from paceline.architectures.server.memory import Flats, Piece, from_buffer, gather
@@ -32,6 +33,10 @@ class Carrier(ABC):
     @abstractmethod
     def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
         """A gradient is made. Called by the thread that trains, while its cache has the values."""
+
+    def place(self, chunk: int) -> Tensor | None:
+        """Memory that a gradient may be written to in place of `put_gradient`; None without any."""
+        return None
 
     def gradient_payloads(self, chunk: int) -> list[memoryview]:
         return []
@@ -76,6 +81,9 @@ class Shared(Carrier):
 
     def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
         gather(pieces, self._gradients.chunk(chunk))
+
+    def place(self, chunk: int) -> Tensor | None:
+        return self._gradients.chunk(chunk)
 
     def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
         values = self._gradients.chunk(chunk)

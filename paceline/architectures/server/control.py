@@ -61,5 +61,8 @@ class JobPlan(Plan, frozen=True, kw_only=True):
     optimizer: str = ""
     """The torch class that runs on the servers; empty when they only sum."""
 
+    accelerated: bool = False
+    """The workers compute on devices: the cores of their hosts are free for servers."""
+
     ticket: Ticket | None = None
     """Where the served flats lie in shared memory."""

@@ -1,14 +1,20 @@
 """Cuts a step's gradients into chunks, and hands each to the exchange when it is complete."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from paceline.architectures.server.exchange import WorkerSide
+from paceline.architectures.server.exchange import Moment, Submitted, WorkerSide
 from paceline.architectures.server.memory import Piece, as_run, pieces_of
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Ready
 from paceline.protocol.chunks import Layout
+
+Made = tuple[Sequence[tuple[int, Tensor]], Moment]
+"""Gradients of recorded passes with their numbers, and when the last of them is made."""
+
+Stretch = tuple[Submitted, Moment]
+"""What is complete at a moment."""
 
 
 class Cutter:
@@ -44,6 +50,35 @@ class Cutter:
         if len(complete) == len(self._chunks_of[index]):
             del self._runs[index]
 
+    def cut(self, recorded: Sequence[Made], *, hold: bool) -> "list[Stretch] | None":
+        """Cut the gradients of recorded passes, once for all steps: they come in the same order and
+        lie in the same memory in each. None where they do not lie as their tensors do."""
+        runs: dict[int, Tensor] = {}
+        open_parts = [len(chunk.parameters) for chunk in self._layout.chunks]
+        stretches: list[Stretch] = []
+        for gradients, moment in recorded:
+            complete = []
+            for index, gradient in gradients:
+                runs[index] = run = as_run(gradient, self._tensors[index])
+                if run.data_ptr() != gradient.data_ptr():
+                    return None
+                for chunk in self._chunks_of[index]:
+                    open_parts[chunk] -= 1
+                    if open_parts[chunk] == 0:
+                        complete.append(chunk)
+            if gradients is recorded[-1][0]:
+                complete += [chunk for chunk, parts in enumerate(open_parts) if parts > 0]
+            stretches.append((self._ready(complete, runs, hold, mean=False), moment))
+        return stretches
+
+    def replay(self, indices: Iterable[int], stretches: "Sequence[Stretch]") -> None:
+        """Submit all that was cut: recorded passes are about to make it."""
+        self.made.update(indices)
+        self._open = [0] * len(self._open)
+        for ready, moment in stretches:
+            if ready:
+                self._worker.submit(ready, moment)
+
     def finish(self, *, hold: bool = False, mean: bool = False) -> None:
         """Submit the chunks that lack a gradient; the next step may begin."""
         self._submit([c for c, parts in enumerate(self._open) if parts > 0], hold, mean)
@@ -60,12 +95,18 @@ class Cutter:
         self._open = [len(chunk.parameters) for chunk in self._layout.chunks]
 
     def _submit(self, chunks: Sequence[int], hold: bool, mean: bool) -> None:
+        ready = self._ready(chunks, self._runs, hold, mean)
+        if ready:
+            self._worker.submit(ready)
+
+    def _ready(
+        self, chunks: Sequence[int], runs: dict[int, Tensor], hold: bool, mean: bool
+    ) -> list[tuple[Ready, list[Piece]]]:
         ready: list[tuple[Ready, list[Piece]]] = []
         for chunk in chunks:
             facts = self._layout.chunks[chunk]
-            pieces = pieces_of(facts, self._layout, self._runs)
-            absent = tuple(index for index in facts.parameters if index not in self._runs)
+            pieces = pieces_of(facts, self._layout, runs)
+            absent = tuple(index for index in facts.parameters if index not in runs)
             event = Ready(chunk, empty=not pieces, absent=absent, hold=hold, mean=mean)
             ready.append((event, pieces))
-        if ready:
-            self._worker.submit(ready)
+        return ready

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -36,7 +37,19 @@ from paceline.wire import Parcel
 Request = Sequence[Event] | Parcel[AnyMessage]
 """Events for the machine, or something for a seat that no machine decides about."""
 
+Submitted = Sequence[tuple[Ready, list[Piece]]]
+
 ChunkState = tuple[dict[str, Tensor], list[dict[str, float]]]
+
+
+class Moment(Protocol):
+    """A point in what a device does; `torch.cuda.Event` is one."""
+
+    def synchronize(self) -> None:
+        """Return when it is reached."""
+
+    def query(self) -> bool:
+        """Whether it is reached."""
 
 
 class WorkerSide:
@@ -80,8 +93,9 @@ class WorkerSide:
         """Every weight is there; cheap enough to ask before each layer."""
         return not self._pending and self.failure is None
 
-    def submit(self, ready: Sequence[tuple[Ready, list[Piece]]]) -> None:
-        """Gradients are made: send them."""
+    def submit(self, ready: Submitted, made: Moment | None = None) -> None:
+        """Gradients are made, or will be at a moment: send them."""
+        assert made is None, "in main memory they are there when they are told of"
         for event, pieces in ready:
             if pieces:
                 self.carriers[event.chunk].put_gradient(event.chunk, pieces)
@@ -127,13 +141,15 @@ class WorkerSide:
     def wait_all(self) -> float:
         return self.wait(range(len(self._owners)))
 
-    def squared_norms(self, step: int) -> tuple[float, ...]:
-        """Of each parameter's averaged gradient in a held step, when every chunk is summed."""
+    def squared_norms(self, step: int) -> tuple[tuple[float, ...], float]:
+        """Of each parameter's averaged gradient in a held step, when every chunk is summed; and how
+        many seconds it took."""
         everything = range(len(self._owners))
+        began = time.monotonic()
         self._await(lambda: self._norms_of(step) is not None, "the gradient's norm", everything)
         norms = self._norms_of(step)
         assert norms is not None
-        return norms
+        return norms, time.monotonic() - began
 
     def _norms_of(self, step: int) -> tuple[float, ...] | None:
         normed = self._normed
@@ -168,6 +184,9 @@ class WorkerSide:
         with self._changed:
             absent, self._absent = self._absent, set()
         return absent
+
+    def close(self) -> None:
+        """Nothing more is asked for."""
 
     def _ask(self, request: Request) -> None:
         self.requests.append(request)

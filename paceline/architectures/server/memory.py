@@ -1,6 +1,6 @@
 """The flats of a layout as tensors: in private memory or in a shared segment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,12 +28,17 @@ class Flats:
             self._flats.append(memory[start:stop].view(DTYPES[flat.kind]))
             start = stop
         self._chunks = [self._flats[c.flat][c.start : c.stop] for c in layout.chunks]
-        self._buffers = [as_buffer(chunk) for chunk in self._chunks]
+        on_host = memory.device.type == "cpu"
+        self._buffers = [as_buffer(chunk) for chunk in self._chunks] if on_host else []
         self._layout = layout
 
     @classmethod
-    def private(cls, layout: Layout) -> "Flats":
-        return cls(layout, torch.empty(_size_bytes(layout), dtype=torch.uint8))
+    def private(
+        cls, layout: Layout, *, device: torch.device | None = None, pinned: bool = False
+    ) -> "Flats":
+        """`pinned`: a GPU copies to and from it by itself."""
+        size = _size_bytes(layout)
+        return cls(layout, torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned))
 
     @classmethod
     def shared(cls, layout: Layout, segment: Segment | None = None) -> "Flats":
@@ -86,13 +91,17 @@ def pieces_of(chunk: Chunk, layout: Layout, runs: dict[int, Tensor]) -> list[Pie
     return pieces
 
 
-def gather(pieces: Sequence[Piece], into: Tensor) -> Tensor:
-    """Put the pieces in their places; what no piece covers becomes zero."""
+def gather(
+    pieces: Sequence[Piece],
+    into: Tensor,
+    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> Tensor:
+    """Put the pieces in their places, by `copy(target, source)`; the rest becomes zero."""
     end = 0
     for start, stop, values in pieces:
         if start > end:
             into[end:start].zero_()
-        into[start:stop].copy_(values)
+        copy(into[start:stop], values)
         end = stop
     if end < into.numel():
         into[end:].zero_()

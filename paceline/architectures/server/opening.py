@@ -30,6 +30,7 @@ class Exchange:
         self.exchanged, self._context, self._generation = exchanged, context, generation
         self._member = setup.set_up_worker(options, _of(context, generation), exchanged)
         self.worker, self.held = self._member.worker, self._member.held
+        self._read = self._member.read
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
         self.is_shared = self._member.plan.rules.shared
         self.leads = context.identity.rank == 0
@@ -37,7 +38,20 @@ class Exchange:
 
     def view(self, index: int) -> Tensor:
         """What has come for a tensor, in its shape."""
-        return self.held.parameter(index, self.exchanged.tensors[index])
+        return self._read.parameter(index, self.exchanged.tensors[index])
+
+    def views(self) -> list[Tensor]:
+        return [self.view(index) for index in range(len(self.exchanged.tensors))]
+
+    @property
+    def is_apart(self) -> bool:
+        """What tensors read is a copy on their device of what this host holds."""
+        return self._read is not self.held
+
+    def fill(self) -> None:
+        """Give a copy on the device the tensors' own values, before they read from there."""
+        if self.is_apart:
+            setup.write_tensors(self.exchanged.tensors, self._read)
 
     def means(self, *, copied: bool) -> tuple[float, list[Tensor | None]]:
         """Wait for the mean gradients of all that was put in: seconds waited, and the means.

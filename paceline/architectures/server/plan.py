@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.server.control import JobPlan
+from paceline.architectures.server.device import check_devices, is_apart
 from paceline.architectures.server.memory import DTYPES, is_dense
 from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
@@ -41,9 +42,11 @@ class Exchanged:
             if not is_dense(tensor):
                 fix = "make it so: parameter.data = parameter.data.contiguous()."
                 raise SpecError("architecture server", f"{name} has gaps in memory.", fix)
-            if tensor.device.type != "cpu":
-                problem = f"{name} is on {tensor.device}, and servers work in main memory."
-                raise SpecError("architecture server", problem, "use ring on accelerators.")
+        check_devices(self.names, self.tensors)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     @property
     def fingerprint(self) -> str:
@@ -85,6 +88,7 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         **msgspec.structs.asdict(plan),
         fingerprint=exchanged.fingerprint,
         optimizer=exchanged.optimizer,
+        accelerated=is_apart(exchanged.device),
     )
 
 

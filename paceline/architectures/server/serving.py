@@ -14,7 +14,7 @@ from paceline.architectures.server import control
 from paceline.architectures.server.carriers import Carrier, Payloads
 from paceline.architectures.server.control import JobPlan
 from paceline.architectures.server.memory import Flats, Piece, as_buffer, from_buffer
-from paceline.architectures.server.sums import mean
+from paceline.architectures.server.sums import mean, only
 from paceline.architectures.server.updates import ChunkOptimizers
 from paceline.protocol.actions import Drop, Work
 from paceline.protocol.messages import Push
@@ -101,6 +101,9 @@ class ServerSide:
         self._queueing_seconds += len(parts) * (now - last)
         into = self._target(work)
         self._summed_bytes += len(parts) * into.numel() * into.element_size()
+        if work.kind == "update" and work.scale == 1.0:  # nobody writes to it: no need for a copy
+            alone = only(parts, into.numel())
+            return mean(parts, into) if alone is None else alone
         return mean(parts, into)
 
     def _target(self, work: Work) -> Tensor:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -13,6 +14,12 @@ from paceline.architectures.base import Context
 from paceline.architectures.compression import make_codec
 from paceline.architectures.server.carriers import Carrier, Local, Shared, Wire
 from paceline.architectures.server.control import AnyMessage, JobPlan
+from paceline.architectures.server.device import (
+    DeviceWorker,
+    Staging,
+    open_staging,
+    use_free_cores,
+)
 from paceline.architectures.server.exchange import WorkerSide
 from paceline.architectures.server.loop import MemberLoop
 from paceline.architectures.server.meeting import Meeting
@@ -59,6 +66,9 @@ class WorkerMember(Member):
     held: Flats
     """Where this worker reads weights, or averaged gradients."""
 
+    read: Flats
+    """Where its tensors find them: the same, or a copy on their device."""
+
     gradients: Flats | None
     """Where it leaves gradients for servers that share its memory."""
 
@@ -79,6 +89,7 @@ class WorkerMember(Member):
             if time.monotonic() > end or self.worker.failure is not None:
                 break
             time.sleep(0.01)
+        self.worker.close()
         super().close(seconds)
 
 
@@ -92,7 +103,8 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     if plan.rules.shared and any(seat.member != identity.name for seat in plan.seats):
         gradients = _offer_gradients(plan, meeting, identity)
     exclusive = plan.rules.exclusive
-    held = served if exclusive and served is not None else Flats.private(plan.layout)
+    pinned = exchanged.device.type == "cuda"
+    held = served if exclusive and served is not None else Flats.private(plan.layout, pinned=pinned)
     if held is not served:
         write_tensors(exchanged.tensors, held)
     store = served or (held if exclusive else Flats.private(plan.layout))
@@ -100,7 +112,8 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     server = None
     if plan.seat_of(identity.name) is not None:
         server = _make_server(options, context, plan, meeting, store, local)
-    worker = _make_worker(options, context, plan, post, held, store, gradients, local)
+    staging = open_staging(context, exchanged.device, plan.layout, held, gradients)
+    worker = _make_worker(options, context, plan, post, held, store, gradients, local, staging)
     loop = MemberLoop(plan, post, worker, server, context.note)
     member = WorkerMember(
         plan=plan,
@@ -110,6 +123,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         memory=[flats for flats in (served, held, gradients) if flats is not None],
         worker=worker,
         held=held,
+        read=held if staging is None else staging.weights,
         gradients=gradients,
         meeting=meeting,
     )
@@ -131,6 +145,7 @@ def set_up_server(options: spec.Server, context: Context) -> Member | None:
     if identity.name not in {seat.member for seat in table}:
         return None
     plan = meeting.read("plan", JobPlan, "worker0")
+    use_free_cores(plan, identity)
     post = _open_post(options, context, meeting, plan, leads=False)
     if plan.ticket is not None:
         store = Flats.shared(plan.layout, Segment.attach(plan.ticket))
@@ -233,21 +248,23 @@ def _make_worker(
     store: Flats,
     gradients: Flats | None,
     local: Local,
+    staging: Staging | None,
 ) -> WorkerSide:
     codec = make_codec(options.compression, options.topk_fraction)
     apart: Carrier = Wire(held, codec)
     if gradients is not None:
         apart = Shared(gradients, held, store, copies=plan.rules.copies)
     own = plan.seat_of(post.name)
-    worker = WorkerSide(
-        plan=plan,
-        machine=ExchangeMachine(plan, context.identity.rank),
-        held=held,
-        carriers=[local if owner == own else apart for owner in plan.owners],
-        codec=codec,
-        wake=post.wake,
-        deadline_seconds=context.deadline_seconds,
-    )
+    common: dict[str, Any] = {
+        "plan": plan,
+        "machine": ExchangeMachine(plan, context.identity.rank),
+        "held": held,
+        "carriers": [local if owner == own else apart for owner in plan.owners],
+        "codec": codec,
+        "wake": post.wake,
+        "deadline_seconds": context.deadline_seconds,
+    }
+    worker = WorkerSide(**common) if staging is None else DeviceWorker(staging, **common)
     post.place = worker.place
     return worker
 

@@ -43,6 +43,7 @@ def pull_state(
 ) -> None:
     """Fill the worker's optimizer with the servers' state, in the tensors' shapes."""
     states = worker.fetch_states()
+    beside = _beside(optimizer)
     for index, tensor in enumerate(tensors):
         place = layout.places[index]
         merged: dict[str, Any] = {}
@@ -57,6 +58,13 @@ def pull_state(
                     merged[name] = torch.zeros_like(tensor, dtype=values.dtype).detach()
                 part = values[start - chunk.start : stop - chunk.start]
                 as_run(merged[name], tensor)[start - place.start : stop - place.start] = part
-            merged |= {n: torch.tensor(value) for n, value in numbers.items() if n != EXISTS}
+            device = tensor.device if id(tensor) in beside else None
+            merged |= {n: torch.tensor(v, device=device) for n, v in numbers.items() if n != EXISTS}
         if merged:
             optimizer.state[tensor] = merged
+
+
+def _beside(optimizer: Optimizer) -> set[int]:
+    """Tensors whose single numbers (how many steps they have seen) lie on their device too."""
+    groups = (g for g in optimizer.param_groups if g.get("fused") or g.get("capturable"))
+    return {id(tensor) for group in groups for tensor in group["params"]}

@@ -7,17 +7,18 @@ the optimizer ahead, each gradient leaves and a stand-in takes its place, and `s
 import gc
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.architectures.base import Context
+from paceline.architectures.server.cutting import Stretch
+from paceline.architectures.server.exchange import Moment
 from paceline.architectures.server.held import HeldGradient
 from paceline.architectures.server.opening import Exchange
 from paceline.architectures.server.optimizer import Owner, make_remote
@@ -27,6 +28,18 @@ from paceline.architectures.server.updates import settings_of
 from paceline.architectures.server.weights import ServedWeights
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.messages import Settings
+
+Recorded = tuple[Sequence[tuple[Tensor, Tensor]], Moment]
+"""Tensors with the memory their gradients are made in, and when the last of them is made."""
+
+
+class Replay(NamedTuple):
+    """What recorded passes make in each step."""
+
+    indices: Sequence[int]
+    """The tensors that get a gradient."""
+
+    stretches: Sequence[Stretch]
 
 
 class Streaming:
@@ -69,6 +82,7 @@ class Streaming:
         self._learned_order = False
         if optimizer.state and exchange.leads:
             push_state(optimizer, self.tensors, exchange.layout, self._worker)
+        exchange.fill()
         self.weights.install([exchange.view(index) for index in range(len(self.tensors))])
         self._owner = owner
         self._send_away_optimizer()
@@ -150,6 +164,26 @@ class Streaming:
         gradient, tensor.grad = tensor.grad, self._stand_ins[index]
         assert gradient is not None
         self._cutter.take(index, gradient, hold=self._holds)
+
+    def record(self, recorded: Sequence[Recorded]) -> "Replay | None":
+        """Prepare for gradients that recorded passes make in each step; None where it cannot be."""
+        number = {id(tensor): index for index, tensor in enumerate(self.tensors)}
+        made = [
+            ([(number[id(tensor)], gradient) for tensor, gradient in pairs], moment)
+            for pairs, moment in recorded
+        ]
+        stretches = self._cutter.cut(made, hold=self._holds)
+        if stretches is None:
+            return None
+        indices = [index for gradients, _ in made for index, _ in gradients]
+        for index in indices:
+            self.tensors[index].grad = self._stand_ins[index]
+        return Replay(indices, stretches)
+
+    def replay(self, replay: "Replay") -> None:
+        """Recorded passes are on their way through the device: all gradients of a step."""
+        self.begin()
+        self._cutter.replay(replay.indices, replay.stretches)
 
     def step(self) -> None:
         """`optimizer.step()`: all gradients are made."""
@@ -233,10 +267,9 @@ class Streaming:
             raise SpecError("gradients", problem, self._way_out)
         if self._norms is None:
             self._cutter.finish(hold=True)
-            began = time.monotonic()
-            squared_norms = self._worker.squared_norms(self.steps)
+            squared_norms, seconds = self._worker.squared_norms(self.steps)
             self._norms = [math.sqrt(squared) for squared in squared_norms]
-            self._waited(time.monotonic() - began)
+            self._waited(seconds)
         return self._norms[index]
 
     def _scale_by(self, index: int, factor: float) -> None:
@@ -268,6 +301,8 @@ def assign_weights(exchange: Exchange) -> None:
 
 def push_weights(exchange: Exchange) -> None:
     """Worker 0's weights, as they lie in the exchange's memory, become the servers'."""
+    if exchange.is_apart:
+        write_tensors(exchange.views(), exchange.held)
     for chunk in range(len(exchange.layout.chunks)) if exchange.leads else ():
         exchange.worker.assign(chunk, exchange.held.chunk(chunk))
 

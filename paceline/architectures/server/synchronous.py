@@ -67,6 +67,11 @@ class SynchronousServer:
             optimizer.register_step_pre_hook(self._before_step)
         trained.optimizers[-1].register_step_post_hook(self._after_step)
 
+    @property
+    def streaming(self) -> Streaming | None:
+        """Where gradients leave as they are made; None while workers update by themselves."""
+        return self._streaming
+
     def take(self, optimizer: Optimizer) -> None:
         """From here on servers only average: they run one optimizer, not several."""
         if self._streaming is not None:
