@@ -23,6 +23,7 @@ from paceline.protocol.actions import (
     Event,
     Exit,
     Fetch,
+    Mates,
     Normed,
     Ready,
     Stepped,
@@ -57,6 +58,8 @@ class WorkerSide:
         look at `requests`."""
         self.machine, self.codec, self.carriers = machine, codec, carriers
         self.requests: deque[Request] = deque()
+        self.mates: deque[Mates] = deque()
+        """Changes of who is in the job, for the training thread to take between steps."""
         self.failure: BaseException | None = None
         self._plan, self._held, self._wake = plan, held, wake
         self._name = f"worker{machine.worker}"

@@ -22,6 +22,7 @@ from paceline.protocol.actions import (
     Departed,
     Drop,
     Keep,
+    Mates,
     Normed,
     Note,
     Send,
@@ -86,6 +87,8 @@ class MemberLoop:
                 elif worker is not None:
                     self._take(worker, parcel)
                     self._drain(worker)
+            while post.lost:  # all that they had sent has been told
+                self._member.lose(post.lost.popleft())
             idle = self._member.work(self._arrived + TURN_SECONDS)
             if worker is not None:
                 worker.release()
@@ -191,6 +194,8 @@ class MemberLoop:
                 self._server.drop(action)
             case Normed() | Blamed() if self._worker is not None:
                 self._worker.answer(action)
+            case Mates() if self._worker is not None:
+                self._worker.mates.append(action)
             case Note(text):
                 self._note(text)
             case _:

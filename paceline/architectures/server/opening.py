@@ -5,6 +5,7 @@ next one: each is a *generation*, with notes of its own in the store.
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 from torch import Tensor
@@ -53,11 +54,19 @@ class Exchange:
             return waited, [None if view is None else view.clone() for view in views]
         return waited, views
 
+    def greet(self, steps: float = math.inf) -> None:
+        """Take note of who has come or gone; `steps` are done, and the next has not begun."""
+        mates = self.worker.mates
+        while mates and mates[0].since <= steps:
+            change = mates.popleft()
+            self._context.members_changed(change.workers, change.lost)
+
     def counters(self) -> dict[str, object]:
         return self._member.counters()
 
     def close(self, *, failed: bool, again: bool = False) -> None:
         """`again`: the next generation follows."""
+        self.greet()
         if self.leads:
             Meeting(self._context).leave(f"again/{self._generation}", again)
         failed = failed or self.worker.failure is not None

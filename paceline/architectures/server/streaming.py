@@ -174,6 +174,7 @@ class Streaming:
     def _close(self) -> None:
         self._norms, self.steps = None, self.steps + 1
         self._scales.clear()
+        self._exchange.greet(self.steps)
         if self._settles or _has_compiled_code():  # it cannot stop where it needs a weight
             self.settle()
 
