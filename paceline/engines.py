@@ -11,7 +11,7 @@ from typing import Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, check_container, inside, reserve, supervise
+from paceline.launch import Output, check_container, inside, joining, reserve, supervise
 from paceline.record import RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 
@@ -81,7 +81,10 @@ def here(
             if container:  # worker 0 cannot inherit the socket there: it opens the port itself
                 coordinator.close()
             tick = StepCounter(folder, progress)
-            supervise(started, output=output, tick=tick, logs=folder.path / "logs")
+            try:
+                supervise(started, output=output, tick=tick, logs=folder.path / "logs")
+            finally:
+                joining.withdraw(folder.path)
     return folder
 
 

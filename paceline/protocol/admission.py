@@ -44,20 +44,18 @@ class Admission:
         """`closed`: how many steps the arbiter has closed of the chunk that is furthest; where
         steps are everyone's own, how many the worker has made that is furthest."""
         if worker not in self._admitted:
-            mates = tuple(sorted({*present, worker}))
-            self._admitted[worker] = self._decide(worker, generation + 1, closed, mates)
+            crew = tuple(sorted({*present, worker}))
+            self._admitted[worker] = self._decide(worker, generation + 1, closed, crew)
         return self._admitted[worker]
 
-    def _decide(
-        self, worker: int, generation: int, closed: int, mates: tuple[int, ...]
-    ) -> Admitted:
+    def _decide(self, worker: int, generation: int, closed: int, crew: tuple[int, ...]) -> Admitted:
         if self._rules.mode in ("async", "quorum"):  # no step waits for one by name
-            return Admitted(worker, generation, closed, mates)
+            return Admitted(worker, generation, closed, crew)
         limit = closed + LEEWAY_STEPS
         pending = [self._admitted[other] for other in self._limits]
         self._limits[worker] = generation, limit
         others = tuple((other.worker, other.generation, other.step) for other in pending)
-        return Admitted(worker, generation, limit + self._rules.staleness + 1, mates, others)
+        return Admitted(worker, generation, limit + self._rules.staleness + 1, crew, others)
 
     def settle(self, worker: int, generation: int) -> None:
         """Every seat has welcomed it."""

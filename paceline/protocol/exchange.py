@@ -5,7 +5,7 @@ chunks that the next forward pass needs first go first, whoever serves them: in 
 they were dealt, so that every seat gets its share of the link. While they are made, the newest
 stretch of backward goes first, and each stretch in the order in which it was made: were the newest
 chunk to go first, two workers a moment apart would send different ones, and servers would wait for
-the second of each pair until the end of the step (decision 0047).
+the second of each pair until the end of the step (docs/how-chunks-travel.md).
 
 At most `window` chunks for each seat wait to depart, in all, so that an urgent chunk never queues
 behind many others. The window opens when a chunk has *departed*: opened by the answer it would
@@ -23,13 +23,13 @@ from paceline.protocol.actions import (
     Action,
     Blamed,
     Configured,
+    Crew,
     Departed,
     Enter,
     Event,
     Exit,
     Fetch,
     Lost,
-    Mates,
     Moved,
     Normed,
     Ready,
@@ -92,7 +92,7 @@ class ExchangeMachine:
         self._queue: list[tuple[int, int, Push]] = []
         """With what decides which goes next: its stretch and place in backward, or, once all are
         made, its place in the next forward pass and its number."""
-        self._mates = set(range(plan.workers))
+        self._crew = set(range(plan.workers))
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
         self._exits = False
@@ -157,12 +157,12 @@ class ExchangeMachine:
                 raise ExchangeError(f"{event.member} was lost in step {self.step}, {served}.")
             case Lost():
                 return []
-            case Newcomer(worker, step) if worker not in self._mates:
-                self._mates.add(worker)
-                return [Mates(tuple(sorted(self._mates)), step)]
-            case Gone(worker) if worker in self._mates:
-                self._mates.discard(worker)
-                return [Mates(tuple(sorted(self._mates)), 0, (worker,))]
+            case Newcomer(worker, step) if worker not in self._crew:
+                self._crew.add(worker)
+                return [Crew(tuple(sorted(self._crew)), step)]
+            case Gone(worker) if worker in self._crew:
+                self._crew.discard(worker)
+                return [Crew(tuple(sorted(self._crew)), 0, (worker,))]
             case Newcomer() | Gone():
                 return []  # came before
             case Stop(reason):
@@ -283,11 +283,11 @@ class ExchangeMachine:
             return []  # came before
         self.generation, self.step = admitted.generation, admitted.step
         self._welcomes = set(range(len(self._members))) - {self._plan.arbiter}
-        self._mates = set(admitted.mates)
+        self._crew = set(admitted.crew)
         version = 0 if self._plan.rules.mode == "async" else admitted.step
         told = self._to_seats(admitted, but=self._plan.arbiter)
         return [
-            Mates(admitted.mates, admitted.step),
+            Crew(admitted.crew, admitted.step),
             *(told or self._settled()),
             *self._pull(version),
         ]

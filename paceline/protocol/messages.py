@@ -143,7 +143,7 @@ class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
     step: int
     """The first that waits for it; it starts from the weights that have seen all before."""
 
-    mates: tuple[int, ...] = ()
+    crew: tuple[int, ...] = ()
     """Those who are in the job, with it."""
 
     others: tuple[tuple[int, int, int], ...] = ()

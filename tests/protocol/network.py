@@ -11,12 +11,12 @@ import msgspec
 from paceline import spec
 from paceline.protocol.actions import (
     Configured,
+    Crew,
     Departed,
     Drop,
     Enter,
     Exit,
     Keep,
-    Mates,
     Normed,
     Note,
     Ready,
@@ -54,7 +54,7 @@ class Trainer:
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
         self.done = False
-        self.news, self.mates = [], set(range(self.machine._plan.workers))
+        self.news, self.crew = [], set(range(self.machine._plan.workers))
         """What it was told of others, and with whom it shares the step."""
         self.shared = {}
         """Step -> those with whom it has made it."""
@@ -93,7 +93,7 @@ class Trainer:
             return
         if self.machine.generation > 0:
             self.divide()
-        self.shared[self.machine.step] = self.mates
+        self.shared[self.machine.step] = self.crew
         if self.script.get("schedule"):
             self.member.tell(Configured([{"lr": float(self.machine.step)}]))
         self.unmade, self.stepped = set(range(self.chunks)), False
@@ -101,7 +101,7 @@ class Trainer:
     def divide(self):
         """The next step's samples are divided among those who are known to be there by now."""
         while self.news and self.news[0].since <= self.machine.step:
-            self.mates = set(self.news.pop(0).workers)
+            self.crew = set(self.news.pop(0).workers)
 
     def is_last(self):
         """Where workers are waited for all end at the same step; else each makes its own number."""
@@ -187,7 +187,7 @@ class Network:
                 self.notes.append(action.text)
             case Normed():
                 self.trainers[name].normed = action.step
-            case Mates():
+            case Crew():
                 self.trainers[name].news.append(action)
             case Usable():
                 pass
@@ -302,11 +302,11 @@ class Network:
         if rules.mode in ("sync", "bounded"):
             assert all(p.step - p.version <= rules.staleness for p in self.pushes)
             for name, trainer in self.trainers.items():
-                self.check_mates(name, trainer)
+                self.check_crew(name, trainer)
             late = {worker for worker, _ in self.dropped} - self.killed
             assert not late, "a worker that is waited for was left out"
 
-    def check_mates(self, name, trainer):
+    def check_crew(self, name, trainer):
         """Whoever takes part in a step has shared its samples with all who do."""
         for work in (w for w in self.works if w.kind != "measure"):
             made = {worker for worker, _, _ in work.parts}

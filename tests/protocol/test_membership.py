@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol import admission
-from paceline.protocol.actions import Adopt, Departed, Lost, Mates, Moved, Ready, Send
+from paceline.protocol.actions import Adopt, Crew, Departed, Lost, Moved, Ready, Send
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import (
@@ -260,7 +260,7 @@ def test_losses_are_told_once_and_stop_what_cannot_go_on():
     }
     machine = ExchangeMachine(plan, 0)
     heard = [action for send in told for action in machine.handle(send.message)]
-    assert heard == [Mates((0, 2), 0, (1,))]
+    assert heard == [Crew((0, 2), 0, (1,))]
     assert seats[0].handle(Lost("worker1")) == []
 
 

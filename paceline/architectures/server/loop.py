@@ -19,10 +19,10 @@ from paceline.architectures.server.serving import ServerSide
 from paceline.protocol.actions import (
     Action,
     Blamed,
+    Crew,
     Departed,
     Drop,
     Keep,
-    Mates,
     Normed,
     Note,
     Send,
@@ -194,8 +194,8 @@ class MemberLoop:
                 self._server.drop(action)
             case Normed() | Blamed() if self._worker is not None:
                 self._worker.answer(action)
-            case Mates() if self._worker is not None:
-                self._worker.mates.append(action)
+            case Crew() if self._worker is not None:
+                self._worker.crew.append(action)
             case Note(text):
                 self._note(text)
             case _:
