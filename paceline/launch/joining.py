@@ -67,4 +67,5 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
     if not coordinator:
         return None
     key = environ.get("PACELINE_KEY", "")
-    return Identity(launcher="join", coordinator=coordinator, key=key)
+    # Not worker 0, and not alone; the rest the job will tell.
+    return Identity(launcher="join", index=1, workers=2, coordinator=coordinator, key=key)

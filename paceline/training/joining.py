@@ -52,7 +52,8 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
 
     SpecError for a job that cannot take it in; that changes nothing there.
     """
-    store = stores.connect(identity)
+    store = stores.open_store(identity)
+    assert store is not None, "there are others"
     job = msgspec.json.decode(stores.agree(store, identity, KEY, None), type=Job)
     _check(job, identity)
     index = job.workers + store.add("joined", 1) - 1

@@ -23,19 +23,12 @@ def open_store(identity: Identity) -> Store | None:
     """Meet the others; None for a job of one member."""
     if identity.workers + identity.servers == 1:
         return None
-    store = connect(identity)
-    # A store that the launcher keeps outlives its restarts, and so would an old attempt's notes.
-    return PrefixStore(f"attempt{identity.attempt}", store) if identity.store_is_kept else store
-
-
-def connect(identity: Identity) -> Store:
-    """The store at the coordinator's address."""
     address, _, port = identity.coordinator.rpartition(":")
     options: dict[str, Any] = {}
     if keeps(identity) and identity.coordinator_descriptor >= 0:
         options["master_listen_fd"] = identity.coordinator_descriptor
     try:
-        return TCPStore(
+        store = TCPStore(
             address,
             int(port),
             is_master=keeps(identity),
@@ -45,6 +38,8 @@ def connect(identity: Identity) -> Store:
         )
     except (DistError, RuntimeError) as error:
         raise _cannot_meet(identity, error) from error
+    # A store that the launcher keeps outlives its restarts, and so would an old attempt's notes.
+    return PrefixStore(f"attempt{identity.attempt}", store) if identity.store_is_kept else store
 
 
 def _cannot_meet(identity: Identity, error: Exception) -> PacelineError:
@@ -62,7 +57,7 @@ def _cannot_meet(identity: Identity, error: Exception) -> PacelineError:
 
 def keeps(identity: Identity) -> bool:
     """Whether the store lives in this process."""
-    return identity.index == 0 and not identity.store_is_kept and identity.launcher != "join"
+    return identity.index == 0 and not identity.store_is_kept
 
 
 def leave(
@@ -90,7 +85,8 @@ def leave(
 
 def agree(store: Store | None, identity: Identity, key: str, value: str | None) -> str:
     """Worker 0's `value`, on every member."""
-    if identity.index == 0 and value is not None:
+    if identity.index == 0:
+        assert value is not None, "worker 0 brings the value"
         if store is not None:
             store.set(key, value)
         return value

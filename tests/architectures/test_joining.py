@@ -1,17 +1,18 @@
 """A worker joins a job that runs, by `paceline run --join`, and takes part from then on."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
 from paceline import spec
 from paceline.errors import SpecError
 from paceline.launch import Identity, joining
 from paceline.record import RunFolder
+from paceline.training import stores
 from paceline.training.joining import announce, join
 
 PROGRAM = Path(__file__).with_name("takes_steps.py")
@@ -124,10 +125,12 @@ REFUSED += ["server:placement=colocated", "server:placement=optimal"]
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_what_cannot_take_a_worker_in_says_so(architecture):
     options = spec.parse_architecture(architecture)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = Identity(workers=2, servers=1, local_members=3)
-    announce(store, job, options)
-    newcomer = Identity(launcher="join", coordinator=f"127.0.0.1:{store.port}")
+    door = socket.create_server(("127.0.0.1", 0))
+    where, key = f"127.0.0.1:{door.getsockname()[1]}", "a key of this test"
+    members = {"workers": 2, "servers": 1, "local_members": 3}
+    worker0 = Identity(coordinator=where, coordinator_descriptor=door.detach(), key=key, **members)
+    announce(stores.open_store(worker0), worker0, options)
+    newcomer = joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
     with pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"):
         join(newcomer)
 
