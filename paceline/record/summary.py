@@ -106,7 +106,7 @@ def losses(steps: Mapping[str, Sequence[Step]], lost: Collection[str] = ()) -> d
     joined not before their first.
     """
     last_words = [steps[name][-1].step for name in lost if name in steps]
-    first_words = [entries[0].step for entries in steps.values() if entries]
+    first_words = [entries[0].step if entries else 0 for entries in steps.values()]
     totals: dict[int, tuple[float, int, int]] = {}
     for entries in steps.values():
         for entry in entries:

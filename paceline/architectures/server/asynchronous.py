@@ -59,7 +59,7 @@ class AsynchronousServer:
             self._context,
             self._optimizer,
             self,
-            steps=0,
+            steps=exchange.worker.machine.step,
             holds=False,
             way_out=WAY_OUT,
             before_write=self._refuse_writing,
