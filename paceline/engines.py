@@ -11,7 +11,7 @@ from typing import Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, check_container, inside, reserve
+from paceline.launch import Output, check_container, inside, joining, reserve
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.restarts import live
 from paceline.launch.watching import watch
@@ -86,7 +86,10 @@ def here(
             with inside(container, commands, [folder.path.absolute()]) as started:
                 if container:  # worker 0 cannot inherit the socket there: it opens the port itself
                     coordinator.close()
-                watch(started, folder, faults, output=output, progress=progress)
+                try:
+                    watch(started, folder, faults, output=output, progress=progress)
+                finally:
+                    joining.withdraw(folder.path)
 
     with recorded(folder):
         live(folder, experiment.cluster.restarts, life, again=faults.new_life)

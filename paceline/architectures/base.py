@@ -48,10 +48,12 @@ class Context:
     """Workers that have ended well, and after how many steps."""
 
     members_changed: Callable[[tuple[int, ...], tuple[int, ...]], None] = lambda members, lost: None
-    """Called on every survivor, in the step that lost them: ranks that go on, and ranks lost.
-
-    From the next step on the survivors share the whole batch.
+    """Called between two steps on every worker: ranks of those who take the next one, newcomers
+    among them, and ranks lost. From then on they share the whole batch.
     """
+
+    starts_at: Callable[[int], None] = lambda step: None
+    """Called where this worker has joined a job that ran: the first step it takes part in."""
 
 
 class Architecture(Protocol):

@@ -75,9 +75,14 @@ def serve(options: spec.Hybrid, context: Context) -> dict[str, object]:
 class Between(Protocol):
     """Sums over the leaders."""
 
-    def start(self, flat: Tensor) -> None: ...
+    def deal(self, flats: Sequence[Tensor]) -> None:
+        """These are what each step sums from here on, in this order."""
 
-    def finish(self) -> None: ...
+    def start(self, flat: Tensor) -> None:
+        """Begin to replace the next of them by its sum; nobody touches it meanwhile."""
+
+    def finish(self) -> None:
+        """Wait until every sum of this step is there."""
 
     def close(self) -> None: ...
 
@@ -137,6 +142,8 @@ class HostCollective:
         else:
             *sums, board = self._attach(f"{self._prefix}/sums/{self._mates[0]}", self._mates[0])
         self._sums = self._views(sums)
+        if self._between is not None:
+            self._between.deal(self._sums)
         flags = np.frombuffer(board.memory, dtype=np.int64)
         half = len(self._mates) * num_buckets
         self._arrived = flags[:half].reshape(num_buckets, len(self._mates))
@@ -263,7 +270,7 @@ class HostCollective:
             return None
         if options.between == "ring":
             leaders = [mates[0] for mates in self._hosts]
-            return TorchCollective(self._context, "gloo", leaders) if self._leads else None
+            return RingSums(self._context, "gloo", leaders) if self._leads else None
         if not self._leads:
             return None
         among = _among_leaders(self._context, self._hosts)
@@ -279,37 +286,28 @@ class HostCollective:
         return [_view(s, *size) for s, size in zip(segments, self._sizes, strict=True)]
 
 
+class RingSums(TorchCollective):
+    """Sums over the leaders by gloo."""
+
+    def deal(self, flats: Sequence[Tensor]) -> None:
+        pass
+
+
 class ServedSums:
-    """Sums over the leaders by servers: to them a leader is a worker."""
+    """Sums over the leaders by servers: to them a leader is a worker.
+
+    A bucket leaves when its host has summed it, in backward; its mean is waited for at the end.
+    """
 
     def __init__(self, options: spec.Server, context: Context) -> None:
         self._options, self._context = options, context
         self._num_leaders = context.identity.workers
-        self._flats: list[Tensor] = []
+        self._started: list[Tensor] = []
         self._exchange: Exchange | None = None
         self._generation = 0
 
-    def start(self, flat: Tensor) -> None:
-        self._flats.append(flat)
-
-    def finish(self) -> None:
-        flats, self._flats = self._flats, []
-        exchange = self._opened_for(flats)
-        for index, flat in enumerate(flats):
-            exchange.cutter.take(index, flat, mean=True)
-        for flat, mean in zip(flats, exchange.means(copied=False)[1], strict=True):
-            assert mean is not None
-            torch.mul(mean, self._num_leaders, out=flat)
-
-    def close(self) -> None:
+    def deal(self, flats: Sequence[Tensor]) -> None:
         if self._exchange is not None:
-            self._exchange.close(failed=False)
-
-    def _opened_for(self, flats: list[Tensor]) -> Exchange:
-        sizes = [flat.shape for flat in flats]
-        if self._exchange is not None:
-            if [tensor.shape for tensor in self._exchange.exchanged.tensors] == sizes:
-                return self._exchange
             self._exchange.close(failed=False, again=True)
             self._generation += 1
         exchanged = Exchanged(
@@ -320,7 +318,22 @@ class ServedSums:
             settings=[],
         )
         self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
-        return self._exchange
+
+    def start(self, flat: Tensor) -> None:
+        assert self._exchange is not None
+        self._exchange.cutter.take(len(self._started), flat, mean=True)
+        self._started.append(flat)
+
+    def finish(self) -> None:
+        assert self._exchange is not None
+        started, self._started = self._started, []
+        for flat, mean in zip(started, self._exchange.means(copied=False)[1], strict=True):
+            assert mean is not None
+            torch.mul(mean, self._num_leaders, out=flat)
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close(failed=False)
 
 
 def _members_by_host(meeting: Meeting, identity: Identity) -> list[list[int]]:

@@ -16,6 +16,12 @@ from paceline.errors import SpecError
 Named = list[tuple[str, Tensor]]
 
 
+def groups_of(optimizer: Optimizer) -> dict[int, int]:
+    """Identity of a tensor -> its group in the optimizer."""
+    groups = enumerate(optimizer.param_groups)
+    return {id(tensor): number for number, group in groups for tensor in group["params"]}
+
+
 class Trained:
     """A model and the optimizers that train it, as every architecture sees them."""
 
@@ -41,10 +47,9 @@ class Trained:
     def update(self) -> bool:
         """Look again; True when something else is trained now."""
         group_of = {
-            id(tensor): (number, place)
+            tensor: (number, place)
             for number, optimizer in enumerate(self.optimizers)
-            for place, group in enumerate(optimizer.param_groups)
-            for tensor in group["params"]
+            for tensor, place in groups_of(optimizer).items()
         }
         with torch._C.DisableTorchFunctionSubclass():
             named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
@@ -60,7 +65,7 @@ class Trained:
 
     def without_optimizer(self) -> list[str]:
         """Names of trained tensors that no optimizer updates."""
-        updated = {id(t) for o in self.optimizers for g in o.param_groups for t in g["params"]}
+        updated = {tensor for optimizer in self.optimizers for tensor in groups_of(optimizer)}
         return [name for name, tensor in self.named if id(tensor) not in updated]
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:

@@ -40,6 +40,15 @@ def command(
     link: flags.Link = None,
     launcher: flags.Launcher = None,
     restarts: flags.Restarts = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            "--join",
+            metavar="RUN",
+            help="Be one more worker of a job that runs: its run folder, or its coordinator "
+            "HOST:PORT with PACELINE_KEY as there.",
+        ),
+    ] = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -60,6 +69,9 @@ def command(
         "launcher": launcher,
         "restarts": restarts,
     }
+    if join is not None:
+        given = [name for name, value in changes.items() if value is not None]
+        training.join(_asked(script, tuple(arguments or ()), module), join, given)
     experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
     if training.is_member(os.environ):
         training.run_as_member(experiment)

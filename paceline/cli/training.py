@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +17,8 @@ from paceline.cli import console
 from paceline.cli.streams import MemberStreams
 from paceline.errors import MemberError, SpecError, suggest
 from paceline.explain import conclude
-from paceline.launch import Identity, identify
+from paceline.launch import Identity, identify, joining
+from paceline.launch.identity import TORCH_VARIABLES
 from paceline.record import RunFolder, Summary
 from paceline.units import format_bytes, format_seconds
 
@@ -142,6 +144,23 @@ def run_as_member(experiment: spec.Experiment) -> None:
     os.environ.update(architectures.to_environment(experiment.architecture))
     os.environ["PACELINE_SERVERS"] = str(identity.servers)
     os.execv(sys.executable, [sys.executable, *script.line])
+
+
+def join(experiment: spec.Experiment, target: str, given: Sequence[str]) -> NoReturn:
+    """Become the script, as one more worker of a job that runs."""
+    if given:
+        problem = f"--{given[0]} is decided by the job."
+        raise SpecError(
+            "--join", problem, "leave it out: a worker that joins does as the others do."
+        )
+    script = experiment.workload.script
+    assert script is not None, "this experiment is a script"
+    check_script(script)
+    invitation = joining.read_invitation(target, os.environ)
+    foreign = (*TORCH_VARIABLES, "PACELINE_MEMBER")
+    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
+    environment = {**inherited, **joining.to_environment(invitation)}
+    os.execve(sys.executable, [sys.executable, *script.line], environment)
 
 
 def _as_started(experiment: spec.Experiment) -> Identity:

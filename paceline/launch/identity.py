@@ -56,6 +56,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     master: str = ""
     """host:port kept free on worker 0's host, for a script that makes torch's own groups."""
 
+    founders: int = 0
+    """Of a worker that joined a job which ran: how many workers began it; else 0."""
+
     attempt: int = 0
     """How often the launcher has restarted this job; notes in a kept store outlive an attempt."""
 

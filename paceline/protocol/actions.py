@@ -101,6 +101,14 @@ class AllReduce(Action, frozen=True):
     """Travels along and is summed too: equal on all members, or they mean different things."""
 
 
+class Crew(Action, frozen=True):
+    """Who is in the job, this worker too, from the step `since` on; 0: from now on."""
+
+    workers: tuple[int, ...]
+    since: int
+    lost: tuple[int, ...] = ()
+
+
 class Note(Action, frozen=True):
     """Something for the record."""
 

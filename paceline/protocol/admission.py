@@ -10,6 +10,7 @@ others to `limit + staleness + 1`: there the newcomer starts.
 """
 
 import math
+from collections.abc import Collection
 
 from paceline.protocol.messages import Admitted
 from paceline.protocol.plan import Rules
@@ -37,22 +38,24 @@ class Admission:
     def pending(self) -> list[int]:
         return sorted(self._limits)
 
-    def admit(self, worker: int, generation: int, closed: int) -> Admitted:
-        """`closed`: how many steps the arbiter has closed of the chunk that is furthest."""
+    def admit(
+        self, worker: int, generation: int, closed: int, present: Collection[int]
+    ) -> Admitted:
+        """`closed`: how many steps the arbiter has closed of the chunk that is furthest; where
+        steps are everyone's own, how many the worker has made that is furthest."""
         if worker not in self._admitted:
-            self._admitted[worker] = self._decide(worker, generation + 1, closed)
+            crew = tuple(sorted({*present, worker}))
+            self._admitted[worker] = self._decide(worker, generation + 1, closed, crew)
         return self._admitted[worker]
 
-    def _decide(self, worker: int, generation: int, closed: int) -> Admitted:
-        if self._rules.mode == "async":
-            return Admitted(worker, generation, 0)  # steps are everyone's own
-        if self._rules.mode == "quorum":
-            return Admitted(worker, generation, closed)  # no step waits for one by name
+    def _decide(self, worker: int, generation: int, closed: int, crew: tuple[int, ...]) -> Admitted:
+        if self._rules.mode in ("async", "quorum"):  # no step waits for one by name
+            return Admitted(worker, generation, closed, crew)
         limit = closed + LEEWAY_STEPS
         pending = [self._admitted[other] for other in self._limits]
         self._limits[worker] = generation, limit
         others = tuple((other.worker, other.generation, other.step) for other in pending)
-        return Admitted(worker, generation, limit + self._rules.staleness + 1, others)
+        return Admitted(worker, generation, limit + self._rules.staleness + 1, crew, others)
 
     def settle(self, worker: int, generation: int) -> None:
         """Every seat has welcomed it."""

@@ -5,7 +5,7 @@ chunks that the next forward pass needs first go first, whoever serves them: in 
 they were dealt, so that every seat gets its share of the link. While they are made, the newest
 stretch of backward goes first, and each stretch in the order in which it was made: were the newest
 chunk to go first, two workers a moment apart would send different ones, and servers would wait for
-the second of each pair until the end of the step (decision 0047).
+the second of each pair until the end of the step (docs/how-chunks-travel.md).
 
 At most `window` chunks for each seat wait to depart, in all, so that an urgent chunk never queues
 behind many others. The window opens when a chunk has *departed*: opened by the answer it would
@@ -23,6 +23,7 @@ from paceline.protocol.actions import (
     Action,
     Blamed,
     Configured,
+    Crew,
     Departed,
     Enter,
     Event,
@@ -44,15 +45,18 @@ from paceline.protocol.messages import (
     Commit,
     Configure,
     Declare,
+    Gone,
     Join,
     Leave,
     Measured,
     Message,
     Missing,
+    Newcomer,
     Pull,
     Push,
     Reorder,
     Settled,
+    Stop,
     Welcomed,
 )
 from paceline.protocol.plan import Plan
@@ -88,6 +92,7 @@ class ExchangeMachine:
         self._queue: list[tuple[int, int, Push]] = []
         """With what decides which goes next: its stretch and place in backward, or, once all are
         made, its place in the next forward pass and its number."""
+        self._crew = set(range(plan.workers))
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
         self._exits = False
@@ -147,10 +152,21 @@ class ExchangeMachine:
             case Exit():
                 self._exits = True
                 return [] if self._welcomes else self._leave()
-            case Lost() if event.member in self._members:
-                raise ExchangeError(f"{event.member} is lost, and with it the chunks it served.")
+            case Lost() if event.member in self._members and not self._exits:
+                served = "and with it the weights that it served"
+                raise ExchangeError(f"{event.member} was lost in step {self.step}, {served}.")
             case Lost():
                 return []
+            case Newcomer(worker, step) if worker not in self._crew:
+                self._crew.add(worker)
+                return [Crew(tuple(sorted(self._crew)), step)]
+            case Gone(worker) if worker in self._crew:
+                self._crew.discard(worker)
+                return [Crew(tuple(sorted(self._crew)), 0, (worker,))]
+            case Newcomer() | Gone():
+                return []  # came before
+            case Stop(reason):
+                raise ExchangeError(reason)
         raise ExchangeError(f"a worker cannot handle {event!r}.")
 
     def _to_seats(self, message: Message, but: int | None = None) -> list[Action]:
@@ -267,8 +283,14 @@ class ExchangeMachine:
             return []  # came before
         self.generation, self.step = admitted.generation, admitted.step
         self._welcomes = set(range(len(self._members))) - {self._plan.arbiter}
+        self._crew = set(admitted.crew)
+        version = 0 if self._plan.rules.mode == "async" else admitted.step
         told = self._to_seats(admitted, but=self._plan.arbiter)
-        return [*(told or self._settled()), *self._pull(admitted.step)]
+        return [
+            Crew(admitted.crew, admitted.step),
+            *(told or self._settled()),
+            *self._pull(version),
+        ]
 
     def _settled(self) -> list[Action]:
         """Every seat has welcomed this worker."""

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event, Lost, Send, Work
-from paceline.protocol.messages import Message
+from paceline.protocol.messages import Message, Stop
 from paceline.protocol.plan import GATHER_SECONDS
 from paceline.protocol.seat import SeatMachine
 
@@ -109,7 +110,19 @@ class Member:
     def _act_for_seat(self, event: Message | Event) -> None:
         if self.seat is None:
             return  # a stranger's mistake; the wire counts it
-        self._answer(self.seat.handle(event))
+        try:
+            actions = self.seat.handle(event)
+        except ExchangeError as error:
+            self._stop(self.seat, str(error))
+            raise
+        self._answer(actions)
+
+    def _stop(self, seat: SeatMachine, reason: str) -> None:
+        """Tell the workers why nobody can go on, before the connections close."""
+        self._flush()
+        for name in (f"worker{worker}" for worker in sorted(seat.roster.present)):
+            if name != self.name:
+                self._world.post(name, [Send(name, Stop(reason))])
 
     def _answer(self, actions: Sequence[Action]) -> None:
         """What moves no payload is gathered until the seat has no work, for `GATHER_SECONDS`."""

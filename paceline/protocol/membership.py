@@ -42,6 +42,11 @@ class Roster:
         """It was admitted, and perhaps lost since."""
         return worker in self._stays or worker in self._lost
 
+    def has_ended(self, worker: int) -> bool:
+        """It has finished: its connection may close."""
+        stay = self._stays.get(worker)
+        return stay is not None and stay.until is not None
+
     def expected(self, step: int) -> frozenset[int]:
         """Whose gradients make this step."""
         if step >= self._settled_from:

@@ -143,6 +143,9 @@ class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
     step: int
     """The first that waits for it; it starts from the weights that have seen all before."""
 
+    crew: tuple[int, ...] = ()
+    """Those who are in the job, with it."""
+
     others: tuple[tuple[int, int, int], ...] = ()
     """Worker, generation and step of those admitted before it that not every seat knows of yet."""
 
@@ -159,6 +162,28 @@ class Settled(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     worker: int
     generation: int
+
+
+class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A seat tells the workers that one of them was lost; they go on without it."""
+
+    worker: int
+
+
+class Newcomer(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The arbiter tells the workers whom it has admitted, and from which step on.
+
+    It comes before answers that let a worker finish the step before that one.
+    """
+
+    worker: int
+    step: int
+
+
+class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A seat cannot go on, and so nobody can; told to the workers, who say the same."""
+
+    reason: str
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):

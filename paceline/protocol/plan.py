@@ -88,8 +88,24 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     updates: bool = True
     """Servers may hold weights and update them; else they only return the mean of gradients."""
 
+    least_workers: int | None = None
+    """So many must be left when one is lost, or the job stops; None: all of them."""
+
+    leader: int | None = 0
+    """The worker that speaks for all: without it nobody could end in order."""
+
     copies: bool = False
     """A worker may write its next gradient before this one is summed: shared ones are copied."""
+
+    def cannot_go_on(self, lost: int, left: int) -> str:
+        """Why the job stops when a worker is lost and so many are left; empty when it goes on."""
+        if self.least_workers is None:
+            return f"mode={self.mode} waits for every worker"
+        if lost == self.leader:
+            return "it spoke for all workers"
+        if left < self.least_workers:
+            return f"{left} of the {self.least_workers} workers that it takes are left"
+        return ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,10 +160,12 @@ def make_plan(
 def rules_of(options: spec.Server, shape: Shape) -> Rules:
     shared = shares_memory(options, shape)
     staleness = options.staleness if options.mode == "bounded" else 0
+    quorum = quorum_of(options, shape.workers) if options.mode == "quorum" else 0
     return Rules(
         mode=options.mode,
         staleness=staleness,
-        quorum=quorum_of(options, shape.workers) if options.mode == "quorum" else 0,
+        quorum=quorum,
+        least_workers=None if options.waits_for_all else max(1, quorum),
         window=None if shared else options.window,
         exclusive=options.exclusive,
         shared=shared,

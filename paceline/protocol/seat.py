@@ -45,12 +45,14 @@ from paceline.protocol.messages import (
     Commit,
     Configure,
     Declare,
+    Gone,
     Inquire,
     Join,
     Leave,
     Measured,
     Message,
     Missing,
+    Newcomer,
     Pull,
     Push,
     Reorder,
@@ -455,8 +457,13 @@ class SeatMachine:
     def _join(self, event: Join | Admitted) -> list[Action]:
         """Take a worker in: as arbiter decide from which step on, else do as it decided."""
         newest = max((slot.closed for slot in self._slots.values()), default=0)
+        told_others: list[Action] = []
         if isinstance(event, Join):
-            admitted = self._admission.admit(event.worker, self.roster.generation, newest)
+            others = self.roster.present - {event.worker}
+            furthest = self._furthest() + 1 if self.rules.mode == "async" else newest
+            admitted = self._admission.admit(event.worker, self.roster.generation, furthest, others)
+            news = Newcomer(event.worker, admitted.step)
+            told_others = [Send(f"worker{one}", news) for one in sorted(others)]
             answer: Message = admitted
         else:
             admitted = event
@@ -469,12 +476,15 @@ class SeatMachine:
                 self.roster.join(worker, generation, step)
         told = [answer] if self._last_choice is None else [answer, self._last_choice]
         sends = [Send(f"worker{event.worker}", message) for message in told]
-        return [*sends, *self._close_all(), *self._answer_pulls()]
+        return [*told_others, *sends, *self._close_all(), *self._answer_pulls()]
+
+    def _furthest(self) -> int:
+        """The furthest step of which a gradient has come."""
+        return max((max(s.seen.values(), default=-1) for s in self._slots.values()), default=-1)
 
     def _leave(self, event: Leave) -> list[Action]:
         self.roster.leave(event.worker, event.steps)
-        furthest = max((max(s.seen.values(), default=-1) for s in self._slots.values()), default=-1)
-        notes = self._check_ended(furthest)
+        notes = self._check_ended(self._furthest())
         return [*notes, *self._choose(), *self._close_all(), *self._answer_pulls()]
 
     def _check_ended(self, step: int) -> list[Action]:
@@ -498,6 +508,9 @@ class SeatMachine:
     def _lose(self, member: str) -> list[Action]:
         """What it sent counts where it came; from here on nobody waits for it."""
         worker = int(member.removeprefix("worker")) if member.startswith("worker") else -1
+        if self.roster.has_ended(worker):
+            return []
+        told = self._go_on_without(worker) if worker in self.roster.present else []
         self.roster.lose(worker)
         self._admission.lose(worker)
         self._pulls = [pull for pull in self._pulls if pull.worker != worker]
@@ -507,4 +520,12 @@ class SeatMachine:
             slot.waiting.pop(worker, None)
         dropped = [Drop(p.chunk, worker, p.step) for p in self._unsettled if p.worker == worker]
         self._unsettled = [push for push in self._unsettled if push.worker != worker]
-        return [*dropped, *self._choose(), *self._close_all(), *self._answer_pulls()]
+        return [*told, *dropped, *self._choose(), *self._close_all(), *self._answer_pulls()]
+
+    def _go_on_without(self, worker: int) -> list[Action]:
+        left = self.roster.present - {worker}
+        reason = self.rules.cannot_go_on(worker, len(left))
+        if reason:
+            last = min((slot.seen.get(worker, -1) for slot in self._slots.values()), default=-1)
+            raise ExchangeError(f"worker{worker} was lost in step {last + 1}, and {reason}.")
+        return [Send(f"worker{one}", Gone(worker)) for one in sorted(left)]

@@ -48,7 +48,9 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
     def _warn(self) -> None:
         members = self._folder.members()
         names = [member.name for member in members if member.role == "worker"]
-        steps = {name: len(self._folder.steps(name)) for name in names}
+        found = {name: self._folder.steps(name) for name in names}
+        # Not how many each took: one may have joined later.
+        steps = {name: own[-1].step + 1 if own else 0 for name, own in found.items()}
         text = warning(self._folder.experiment(), members, steps)
         if text:
             self._add("launcher", "warning", text)

@@ -52,7 +52,7 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
 
 def waits_for_all(architecture: spec.Architecture) -> bool:
     """Whether the exchange of a step ends only when every worker has brought its gradients."""
-    return not (isinstance(architecture, spec.Server) and architecture.mode in ("async", "quorum"))
+    return architecture.waits_for_all
 
 
 def split_wait(
@@ -103,9 +103,11 @@ def step_seconds(durations: Sequence[float]) -> StepSeconds:
 def losses(steps: Mapping[str, Sequence[Step]], lost: Collection[str] = ()) -> dict[int, float]:
     """Loss of each step: the mean over the global batch, known once every worker has reported.
 
-    Workers that were `lost` are not waited for after the last step they wrote.
+    Workers that were `lost` are not waited for after the last step they wrote, and those that
+    joined not before their first.
     """
     last_words = [steps[name][-1].step for name in lost if name in steps]
+    first_words = [entries[0].step if entries else 0 for entries in steps.values()]
     totals: dict[int, tuple[float, int, int]] = {}
     for entries in steps.values():
         for entry in entries:
@@ -119,9 +121,14 @@ def losses(steps: Mapping[str, Sequence[Step]], lost: Collection[str] = ()) -> d
     complete = {
         step: found
         for step, found in totals.items()
-        if found[2] == len(steps) - sum(last < step for last in last_words) and found[1]
+        if found[2] == _reports(step, first_words, last_words) and found[1]
     }
     return {step: total / samples for step, (total, samples, _) in sorted(complete.items())}
+
+
+def _reports(step: int, first_words: Sequence[int], last_words: Sequence[int]) -> int:
+    """How many workers report the loss of a step."""
+    return sum(first <= step for first in first_words) - sum(last < step for last in last_words)
 
 
 def _add_figures(

@@ -19,6 +19,16 @@ class Facts(Spec, frozen=True, kw_only=True):
     """What all architectures say of themselves, beside their options."""
 
     @property
+    def is_one_process(self) -> bool:
+        """It is one worker, however many devices that has."""
+        return False
+
+    @property
+    def takes_scripts(self) -> bool:
+        """Any script may use it, not only the built-in loop."""
+        return True
+
+    @property
     def takes_servers(self) -> bool:
         """Server members have something to do in it."""
         return False
@@ -33,13 +43,26 @@ class Facts(Spec, frozen=True, kw_only=True):
         """Weights stay unchanged until all workers have used them: it trains like `single`."""
         return True
 
+    @property
+    def takes_newcomers(self) -> bool:
+        """A worker may join a job that runs, if there are servers."""
+        return False
+
 
 class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
 
+    @property
+    def takes_servers(self) -> bool:
+        return True
+
 
 class Single(Facts, frozen=True, kw_only=True, tag_field="name", tag="single"):
     """One worker: the baseline and the numerical reference."""
+
+    @property
+    def is_one_process(self) -> bool:
+        return True
 
 
 class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
@@ -118,6 +141,10 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         return self.mode in ("sync", "bounded")
 
     @property
+    def takes_newcomers(self) -> bool:
+        return self.placement == "dedicated"
+
+    @property
     def exclusive(self) -> bool:
         return self.mode == "sync" or (self.mode == "bounded" and self.staleness == 0)
 
@@ -173,6 +200,10 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
         assert self.share_weights is not None
 
     @property
+    def is_one_process(self) -> bool:
+        return True
+
+    @property
     def share_weights(self) -> tuple[float, ...]:
         """The weights in numbers; empty for equal parts."""
         try:
@@ -218,6 +249,10 @@ class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline
     def memory_bytes(self) -> int | None:
         """None for no limit."""
         return parse_bytes(self.memory, "architecture pipeline, memory") if self.memory else None
+
+    @property
+    def takes_scripts(self) -> bool:
+        return False
 
     @property
     def stages_per_worker(self) -> int:

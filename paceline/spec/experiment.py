@@ -12,11 +12,9 @@ from paceline.errors import SpecError, suggest
 from paceline.spec.architecture import (
     Architecture,
     Auto,
-    Hybrid,
     Pipeline,
     Replicated,
     Server,
-    Single,
     architecture_name,
 )
 from paceline.spec.architecture import parse_architecture as parse_architecture
@@ -59,19 +57,16 @@ class Experiment(Spec, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         where, cluster = "[cluster]", self.cluster
         kind, name = self.architecture, architecture_name(self.architecture)
-        alone = not isinstance(kind, Single | Replicated) or cluster.workers == 1
+        alone = not kind.is_one_process or cluster.workers == 1
         problem = f"workers = {cluster.workers}, but {name} is one worker."
         fix = "write workers = 1, or choose ring or server."
         if isinstance(kind, Replicated):
             fix = f"write replicated:devices={cluster.workers}, which is one process with several."
         require(alone, where, problem, fix)
-        takes_servers = isinstance(kind, Server | Auto) or (
-            isinstance(kind, Hybrid) and kind.between == "server"
-        )
-        problem = f"servers = {cluster.servers}, but {name} has no servers."
-        require(takes_servers or not cluster.servers, where, problem, "leave servers out.")
         if isinstance(kind, Server):
             self._check_server(kind)
+        problem = f"servers = {cluster.servers}, but {name} has no servers."
+        require(kind.takes_servers or not cluster.servers, where, problem, "leave servers out.")
         if isinstance(kind, Pipeline):
             self._check_pipeline(kind)
         total = self.workload.global_batch

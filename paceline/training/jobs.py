@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from paceline import architectures, spec
-from paceline.launch import Identity, MemberCommand, share_cores, to_environment
+from paceline.launch import Identity, MemberCommand, joining, share_cores, to_environment
 from paceline.launch.identity import TORCH_VARIABLES
 from paceline.launch.ray import Placed
 from paceline.record import RunFolder
@@ -104,6 +104,9 @@ def local_commands(
     cores = share_cores(workers)
     each = len(cores[0]) or max(1, len(os.sched_getaffinity(0)) // workers)
     threads = experiment.cluster.threads or each
+    identities = local_identities(experiment, folder, coordinator, reserved)
+    if len(identities) > 1:
+        joining.invite(folder.path, identities[0])
     return [
         command(
             identity,
@@ -112,7 +115,7 @@ def local_commands(
             cores=cores[identity.rank] if identity.role == "worker" else (),
             interface="lo",
         )
-        for identity in local_identities(experiment, folder, coordinator, reserved)
+        for identity in identities
     ]
 
 

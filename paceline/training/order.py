@@ -68,9 +68,19 @@ class Order:
         self._epoch = epoch
 
     def groups(self) -> Iterator[Group]:
-        """One pass; the pass begins when the first group is asked for."""
+        """One pass; the pass begins when the first group is asked for.
+
+        One who joined leaves out what the others had done before.
+        """
         number, self._passes = self._passes, self._passes + 1
         epoch, self._epoch = self._epoch, self._epoch + 1
+        done = max(0, self._session.start - number * len(self)) if self._session.has_joined else 0
+        if done == 0:
+            yield from self._drawn(number, epoch)
+        elif done < len(self):
+            yield from islice(self._drawn(number, epoch), done, None)
+
+    def _drawn(self, number: int, epoch: int) -> Iterator[Group]:
         if self._shuffler is not None and (self._session.workers > 1 or self._seed is not None):
             generator = self._generator(self._shuffler, f"{self._name}/{number}", epoch)
             yield from self._shuffled(self._shuffler, generator)
@@ -104,7 +114,7 @@ class Order:
         drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
         if 0 not in self._session.members:
             drawn = self._last_seed + 1  # all that the others have in common
-        self._last_seed = int(agree(self._session, key, str(drawn)))
+        self._last_seed = int(agree(self._session, key, str(drawn), kept=True))
         return torch.Generator().manual_seed(self._last_seed)
 
     def _from_worker_0(self, key: str) -> Iterator[Group]:
@@ -123,8 +133,9 @@ class Order:
             yield from groups
 
 
-def agree(session: Session, key: str, value: str) -> str:
-    """Worker 0's `value`, on every worker. The last to read it takes it out of the store.
+def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
+    """Worker 0's `value`, on every worker. The last to read it takes it out of the store, unless it
+    is `kept` for those who join.
 
     Without worker 0 there is no store and nobody to ask: each keeps its own.
     """
@@ -136,7 +147,7 @@ def agree(session: Session, key: str, value: str) -> str:
         return value
     try:
         value = bytes(store.get(key)).decode()
-        if store.add(f"{key}/read", 1) == session.workers - 1:
+        if not kept and store.add(f"{key}/read", 1) == session.workers - 1:
             store.delete_key(key)
             store.delete_key(f"{key}/read")
     except (DistError, RuntimeError) as error:

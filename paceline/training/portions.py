@@ -56,7 +56,9 @@ class Portions(Protocol):
 
 def division(shares: Sequence[float], session: Session) -> tuple[list[float], int]:
     """The shares of the workers that are there, and this worker's place among them."""
-    return [shares[rank] for rank in session.members], session.members.index(session.rank)
+    members, usual = session.members, sum(shares) / len(shares)
+    there = [shares[rank] if rank < len(shares) else usual for rank in members]  # some joined later
+    return there, members.index(session.rank)
 
 
 def gradient_scale(global_batch: int, shares: Sequence[float], rank: int) -> float:

@@ -29,7 +29,7 @@ from paceline.launch import Identity, identify, meet
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
-from paceline.training import checkup, gathering, stores
+from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
 from paceline.training.timing import Passes, Timed
@@ -67,8 +67,11 @@ class Session:
         self._stack = ExitStack()
         self._loss: Tensor | None = None
         self._open_step: tuple[Step, Tensor | None] | None = None
-        self.members = tuple(range(identity.workers))
-        """Ranks of the workers that are there; fewer once one is lost and the rest goes on."""
+        self.members = tuple(range(self.workers))
+        """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
+        once one has joined."""
+        self.start = 0
+        """The first step that this worker takes part in."""
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
         """The last steps of this worker, losses not yet known."""
         self._scale = 1.0
@@ -98,7 +101,13 @@ class Session:
 
     @property
     def workers(self) -> int:
-        return self.identity.workers
+        """How many there were in the beginning."""
+        return self.identity.founders or self.identity.workers
+
+    @property
+    def has_joined(self) -> bool:
+        """This worker came to a job that ran."""
+        return self.identity.founders > 0
 
     @property
     def architecture(self) -> Architecture | None:
@@ -166,6 +175,7 @@ class Session:
             mean=self.mean,
             ended=self._ended,
             members_changed=self._members_changed,
+            starts_at=self._starts_at,
         )
 
     def distribute(self, model: torch.nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
@@ -173,6 +183,9 @@ class Session:
             fix = "call paceline.distribute(model, optimizer), with every optimizer of the model."
             raise SpecError("distribute", "it was given a model without an optimizer.", fix)
         self._refuse_twice(model, optimizers)
+        if self.has_joined and self._trained:
+            problem = "a worker that joined trains one model, and this is the second."
+            raise SpecError("distribute", problem, "start the job with all its workers.")
         number, trained = len(self._trained), Trained(model, optimizers)
         if trained.device.type == "cuda" and not self._trained:
             self.clock = DeviceClock()
@@ -272,6 +285,11 @@ class Session:
         """The mean of a value over the workers; every worker calls it at the same point."""
         if self.workers == 1:
             return value
+        if self.has_joined:
+            problem = "this worker joined a job that ran, and means are over those who began it."
+            raise SpecError(
+                "mean", problem, "leave barrier() and mean() to scripts that no one joins."
+            )
         if self._workers_group is None:
             self._workers_group = Group(self.context(torch.device("cpu"), -1), "gloo")
         total = value.detach().to("cpu", torch.float64).contiguous()
@@ -289,10 +307,16 @@ class Session:
         self._loss = loss.to("cpu", non_blocking=True)
 
     def _members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
-        self.members = members
+        come, self.members = set(members) - set(self.members), members
         if self.recorder is not None and self.speaks_for_all:
             for rank in lost:
                 self.recorder.lost(f"worker{rank}", self.step, f"the other {len(members)}")
+            for rank in come:
+                text = f"worker{rank} joined after step {self.step}"
+                self.note(f"{text}; {len(members)} workers share the batch from then on")
+
+    def _starts_at(self, step: int) -> None:
+        self.start = self.step = step
 
     def _ended(self) -> dict[str, int]:
         """Workers that have ended well, and after how many steps."""
@@ -343,12 +367,17 @@ def init() -> Session:
     if _session is not None:
         return _session
     identity = meet(identify(os.environ), os.environ)
+    store: Store | None
+    if identity.launcher == "join":
+        identity, asked, store = joining.join(identity)
+    else:
+        asked = architectures.from_environment() or spec.Auto()
+        store = stores.open_store(identity)
     folder, measurement = None, spec.Measurement()
     if identity.run:
         folder = RunFolder(Path(identity.run))
         measurement = folder.experiment().measurement
-    asked = architectures.from_environment() or spec.Auto()
-    return start(identity, asked, stores.open_store(identity), folder, measurement)
+    return start(identity, asked, store, folder, measurement)
 
 
 def start(
@@ -365,8 +394,10 @@ def start(
     _session = Session(
         identity, options=options, store=store, folder=folder, measurement=measurement
     )
-    if store is not None:
+    if store is not None and not _session.has_joined:
         checkup.check(identity, store, options, _session.note)
+        if identity.index == 0:
+            joining.announce(store, identity, options)
     if identity.role == "server":
         _serve(_session)
     atexit.register(_close_at_exit)

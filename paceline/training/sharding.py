@@ -9,7 +9,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.data.sampling import split
@@ -112,7 +119,10 @@ def shard(
     ledger = _ledgers.setdefault(session, Ledger(session))
     ledger.num_loaders += 1
     name = f"shard/{ledger.num_loaders}"
-    _compare(session, name, _describe(loader, batch))
+    if session.has_joined:
+        _check_joined(loader, ledger.num_loaders)
+    else:
+        _compare(session, name, _describe(loader, batch))
     portions = _portions(loader, session, name, batch == "per-worker", shares, seed)
     ledger.is_needed |= not portions.is_even
     return ShardedLoader(loader, portions, session, ledger)
@@ -180,6 +190,20 @@ def _check(loader: Any, batch: str) -> None:
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         problem = "the loader has a DistributedSampler, which divides the samples once more."
         fix = "leave the sampler out (shuffle=True in its place); shard divides every batch."
+        raise SpecError("shard", problem, fix)
+
+
+def _check_joined(loader: DataLoader[Any], number: int) -> None:
+    """One who joins goes on where the others are in the one loader that is trained on."""
+    plain = type(loader.batch_sampler) is BatchSampler
+    sampler = loader.batch_sampler.sampler if plain else loader.sampler  # type: ignore[union-attr]
+    is_known = type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        is_known = sampler.generator is None
+    if not (plain and is_known) or number > 1:
+        what = "a second loader" if number > 1 else f"a loader with {type(sampler).__name__}"
+        problem = f"this worker joined a job that ran, and cannot go on inside {what}."
+        fix = "shard one DataLoader, shuffled or in order, whose generator is torch's own."
         raise SpecError("shard", problem, fix)
 
 

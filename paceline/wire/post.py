@@ -54,9 +54,11 @@ class Post(ABC, Generic[T]):
         self.departed: deque[Sequence[T]] = deque()
         """The messages of `tracked` parcels that the network has taken, in that order, for the
         receiving thread to empty."""
+        self.lost: deque[str] = deque()
+        """Members whose connection has closed, for the receiving thread to empty: all that they had
+        sent and will ever arrive has been received before."""
         self._key = key
         self._encoder = msgspec.msgpack.Encoder()
-        self._local: deque[Parcel[T]] = deque()
         self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @abstractmethod
@@ -71,6 +73,7 @@ class Post(ABC, Generic[T]):
     def connect(self, peer: str, endpoint: str) -> None:
         """Open the way to a serving member and show that we belong to the job."""
 
+    @abstractmethod
     def send(
         self,
         peer: str,
@@ -78,32 +81,21 @@ class Post(ABC, Generic[T]):
         payloads: Sequence[Any] = (),
         tracked: bool = False,
     ) -> None:
-        """To the server's side of `peer`, from a worker's; `tracked`: see `departed`. What stays in
-        this process has nowhere to depart to, and is not tracked."""
-        if peer == self.name:
-            self._local.append(Parcel(peer, messages, payloads, for_server=True))
-        else:
-            self._send(peer, messages, payloads, tracked)
+        """To the server's side of `peer`, from a worker's; `tracked`: see `departed`.
 
+        Here and below: what is meant for one who is gone is dropped, and `lost` names it.
+        """
+
+    @abstractmethod
     def reply(
         self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = (), copy: bool = False
     ) -> None:
-        """To the worker's side of `peer`, from a server's; `copy` when memory may change soon.
-
-        A worker that is gone is the launcher's affair; what was meant for it is dropped.
-        """
-        if peer == self.name:
-            self._local.append(Parcel(peer, messages, payloads))
-        else:
-            self._reply(peer, messages, payloads, copy)
+        """To the worker's side of `peer`, from a server's; `copy` when memory may change soon."""
 
     def receive(self, timeout_seconds: float) -> list[Parcel[T]]:
-        """Wait for parcels, departures or a wake-up; returns what has come, possibly nothing."""
-        idle = not self._local and not self.departed
-        arrived = self._receive(timeout_seconds if idle else 0.0)
-        parcels = [*self._local, *arrived]
-        self._local.clear()
-        return parcels
+        """Wait for parcels, departures, losses or a wake-up; returns the parcels, if any came."""
+        told = self.departed or self.lost
+        return self._receive(0.0 if told else timeout_seconds)
 
     def wake(self) -> None:
         """Make `receive` return soon; from any thread."""
@@ -112,16 +104,6 @@ class Post(ABC, Generic[T]):
     @abstractmethod
     def close(self) -> None:
         """Send what is still to be sent, for `LINGER_SECONDS` at most, and close the sockets."""
-
-    @abstractmethod
-    def _send(
-        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], tracked: bool
-    ) -> None: ...
-
-    @abstractmethod
-    def _reply(
-        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], copy: bool
-    ) -> None: ...
 
     @abstractmethod
     def _receive(self, timeout_seconds: float) -> list[Parcel[T]]: ...

@@ -99,9 +99,8 @@ class StreamPost(Post[T]):
             for descriptor, _ in waiting.poll(50):
                 stream = self._streams[descriptor]
                 stream.write()
-                if stream.closed or not stream.unsent:
+                if not stream.unsent:
                     waiting.unregister(descriptor)
-                    stream.unsent.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
         if self._listener is not None:
@@ -109,12 +108,18 @@ class StreamPost(Post[T]):
         self._poll.close()
         os.close(self._wake_descriptor)
 
-    def _send(
-        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], tracked: bool
+    def send(
+        self,
+        peer: str,
+        messages: Sequence[T],
+        payloads: Sequence[Any] = (),
+        tracked: bool = False,
     ) -> None:
-        self._parcel(self._servers.get(peer), messages, payloads, tracked=tracked)
+        self._parcel(self._servers[peer], messages, payloads, tracked=tracked)
 
-    def _reply(self, peer: str, messages: Sequence[T], payloads: Sequence[Any], copy: bool) -> None:
+    def reply(
+        self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = (), copy: bool = False
+    ) -> None:
         self._parcel(self._workers.get(peer), messages, payloads, copy=copy)
 
     def _parcel(
@@ -125,7 +130,7 @@ class StreamPost(Post[T]):
         copy: bool = False,
         tracked: bool = False,
     ) -> None:
-        if stream is None or stream.closed:
+        if stream is None or stream.closed or stream.is_deaf:
             return
         views = [memoryview(payload).cast("B") for payload in payloads]
         head = self._encoder.encode(([len(view) for view in views], messages))
@@ -152,9 +157,7 @@ class StreamPost(Post[T]):
         self.bytes_sent += stream.write()
         if stream.tracked:
             self.departed.extend(stream.departed())
-        if stream.closed:
-            self._drop(stream)
-        elif waited != stream.waits:
+        if waited != stream.waits:
             events = select.EPOLLIN | (select.EPOLLOUT if stream.waits else 0)
             self._poll.modify(stream.line, events)
 
@@ -245,6 +248,8 @@ class StreamPost(Post[T]):
         return stream
 
     def _drop(self, stream: "_Stream[T]") -> None:
+        if stream in (self._servers.get(stream.peer), self._workers.get(stream.peer)):
+            self.lost.append(stream.peer)
         stream.closed = True
         stream.unsent.clear()
         if self._streams.pop(stream.line.fileno(), None) is not None:
@@ -260,6 +265,8 @@ class _Stream(Generic[T]):
     def __init__(self, line: socket.socket, peer: str, for_server: bool) -> None:
         self.line, self.peer, self.for_server = line, peer, for_server
         self.closed = False
+        self.is_deaf = False
+        """The other side takes no more; what it has sent may still be on its way."""
         self.waits = False
         """For the kernel to take more."""
         self.unsent: deque[memoryview | bytes] = deque()
@@ -297,8 +304,9 @@ class _Stream(Generic[T]):
             except BlockingIOError:
                 self.waits = True
                 break
-            except OSError:  # the other side is gone
-                self.closed = True
+            except OSError:  # its last words are read before it is dropped
+                self.is_deaf = True
+                unsent.clear()
                 break
             total += count
             while unsent and count >= len(unsent[0]):

@@ -11,6 +11,7 @@ from typing import Any, Generic
 import msgspec
 import zmq
 from zmq.utils import garbage
+from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import ExchangeError
 from paceline.wire.keys import JobKey
@@ -29,6 +30,9 @@ class _Line(Generic[T]):
     """The way to one server, and what waits for it."""
 
     socket: "zmq.Socket[bytes]"
+    monitor: "zmq.Socket[bytes]"
+    """Tells when the connection closes."""
+
     unsent: deque[tuple[list[Any], Sequence[T] | None]] = field(default_factory=deque)
     """Frames, and the messages to tell of when they depart."""
 
@@ -44,9 +48,11 @@ class ZeroMqPost(Post[T]):
         ZeroMqPost._open += 1
         self._decoder = msgspec.msgpack.Decoder(list[kind])
         self._context = zmq.Context(io_threads=1)
-        self._router: zmq.Socket[bytes] | None = None
+        self._router: tuple[zmq.Socket[bytes], zmq.Socket[bytes]] | None = None
+        """Where it serves, and what tells there when a connection closes."""
+        self._callers: dict[int, str] = {}
+        """Descriptor of a connection -> who has shown there that it belongs to the job."""
         self._servers: dict[str, _Line[T]] = {}
-        self._known: set[str] = set()
         self._poller = zmq.Poller()
         self._poller.register(self._wake_descriptor, zmq.POLLIN)
 
@@ -57,7 +63,7 @@ class ZeroMqPost(Post[T]):
         socket.router_mandatory = True
         self._key.protect_server(socket)
         port = socket.bind_to_random_port(f"tcp://{address}")
-        self._router = socket
+        self._router = socket, self._watch(socket)
         self._poller.register(socket, zmq.POLLIN)
         return f"tcp://{address}:{port}"
 
@@ -65,9 +71,10 @@ class ZeroMqPost(Post[T]):
         socket = self._socket(zmq.DEALER, PARCELS_AHEAD)
         socket.routing_id = self.name.encode()
         self._key.protect_client(socket)
+        monitor = self._watch(socket)
         socket.connect(endpoint)
         socket.send(self._key.proof(self.name))
-        self._servers[peer] = _Line(socket)
+        self._servers[peer] = _Line(socket, monitor)
         self._poller.register(socket, zmq.POLLIN)
 
     def close(self) -> None:
@@ -77,17 +84,23 @@ class ZeroMqPost(Post[T]):
                 for frames, _ in line.unsent:
                     line.socket.sndtimeo = _milliseconds_until(end)
                     line.socket.send_multipart(frames)
-        for socket in (self._router, *(line.socket for line in self._servers.values())):
-            if socket is not None:
-                socket.close(linger=_milliseconds_until(end))
+        lines = [(line.socket, line.monitor) for line in self._servers.values()]
+        for socket, monitor in lines if self._router is None else [*lines, self._router]:
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close(linger=_milliseconds_until(end))
         self._context.term()
         os.close(self._wake_descriptor)
         ZeroMqPost._open -= 1
         if ZeroMqPost._open == 0:
             garbage.gc.stop()  # pyzmq's thread that frees what was sent without a copy
 
-    def _send(
-        self, peer: str, messages: Sequence[T], payloads: Sequence[Any], tracked: bool
+    def send(
+        self,
+        peer: str,
+        messages: Sequence[T],
+        payloads: Sequence[Any] = (),
+        tracked: bool = False,
     ) -> None:
         line = self._servers[peer]
         frames = [self._encoder.encode(messages), *payloads]
@@ -108,27 +121,38 @@ class ZeroMqPost(Post[T]):
                 self.departed.append(tracked)
         self._poller.modify(line.socket, zmq.POLLIN | (zmq.POLLOUT if line.unsent else 0))
 
-    def _reply(self, peer: str, messages: Sequence[T], payloads: Sequence[Any], copy: bool) -> None:
+    def reply(
+        self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = (), copy: bool = False
+    ) -> None:
         assert self._router is not None, "a member that does not serve has nobody to reply to"
         frames = [peer.encode(), self._encoder.encode(messages), *payloads]
         with contextlib.suppress(zmq.ZMQError):
-            self._transmit(self._router, frames, copy=copy)
+            self._transmit(self._router[0], frames, copy=copy)
 
     def _receive(self, timeout_seconds: float) -> list[Parcel[T]]:
         parcels: list[Parcel[T]] = []
         ready = dict(self._poller.poll(max(0, round(timeout_seconds * 1000))))
         if self._wake_descriptor in ready:
             self._awake()
-        if self._router in ready:
-            parcels += self._from_router()
+        if self._router is not None and (self._router[0] in ready or self._router[1] in ready):
+            parcels += self._from_router(*self._router)
         for peer, line in self._servers.items():
             events = ready.get(line.socket, 0)
             if events & zmq.POLLOUT:
                 self._go_on(line)
-            if events & zmq.POLLIN:
-                taken = _burst(line.socket)
+            closed = line.monitor in ready and bool(_closed(line.monitor))
+            if events & zmq.POLLIN or closed:
+                taken = _burst(line.socket, all_of_it=closed)
                 parcels += [self._unpack(peer, frames, for_server=False) for frames in taken]
+            if closed:
+                self.lost.append(peer)
         return parcels
+
+    def _watch(self, socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+        """A socket on which the closing of the other's connections is told."""
+        monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller.register(monitor, zmq.POLLIN)
+        return monitor
 
     def _socket(self, kind: int, parcels: int) -> "zmq.Socket[bytes]":
         """One that takes so many parcels before they are sent; 0: any number."""
@@ -142,17 +166,21 @@ class ZeroMqPost(Post[T]):
         socket.send_multipart(frames, flags, copy=copy)
         self.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
 
-    def _from_router(self) -> list[Parcel[T]]:
-        assert self._router is not None
+    def _from_router(
+        self, router: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]"
+    ) -> list[Parcel[T]]:
+        # Asked first: the descriptor of a connection that has closed may soon be another's.
+        gone = [self._callers.pop(line, "") for line in _closed(monitor)]
         parcels = []
-        for frames in _burst(self._router):
-            sender = frames[0].bytes.decode(errors="replace")
-            if sender in self._known:
+        for frames in _burst(router, all_of_it=any(gone)):
+            sender, line = frames[0].bytes.decode(errors="replace"), frames[1].get(zmq.SRCFD)
+            if sender in gone or self._callers.get(line) == sender:
                 parcels.append(self._unpack(sender, frames[1:], for_server=True))
             elif len(frames) == 2 and self._key.accepts(sender, frames[1].bytes):
-                self._known.add(sender)
+                self._callers[line] = sender
             else:
                 self.refused += 1
+        self.lost.extend(filter(None, gone))
         return parcels
 
     def _unpack(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Parcel[T]:
@@ -168,10 +196,18 @@ def _milliseconds_until(end: float) -> int:
     return max(0, round(1000 * (end - time.monotonic())))
 
 
-def _burst(socket: "zmq.Socket[bytes]") -> list[list[zmq.Frame]]:
-    """What is there now, up to a fair number."""
+def _closed(monitor: "zmq.Socket[bytes]") -> list[int]:
+    """The descriptors of the connections that have closed."""
+    closed: list[int] = []
+    while monitor.poll(0):
+        closed.append(recv_monitor_message(monitor)["value"])
+    return closed
+
+
+def _burst(socket: "zmq.Socket[bytes]", *, all_of_it: bool = False) -> list[list[zmq.Frame]]:
+    """What is there now, up to a fair number if not all of it."""
     taken: list[list[zmq.Frame]] = []
-    while len(taken) < BURST:
+    while all_of_it or len(taken) < BURST:
         try:
             taken.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except zmq.Again:

@@ -6,9 +6,12 @@ must hold at every moment is checked where it happens, what must hold at the end
 
 from collections import Counter
 
+import msgspec
+
 from paceline import spec
 from paceline.protocol.actions import (
     Configured,
+    Crew,
     Departed,
     Drop,
     Enter,
@@ -24,7 +27,7 @@ from paceline.protocol.actions import (
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
-from paceline.protocol.messages import Answer, Push
+from paceline.protocol.messages import Admitted, Answer, Newcomer, Push
 from paceline.protocol.plan import Shape, make_plan
 from paceline.protocol.seat import SeatMachine
 
@@ -32,12 +35,14 @@ MOST_EVENTS = 5_000
 
 
 def make(workers, servers, chunks, **options):
-    """A plan in which every parameter is a chunk."""
+    """A plan in which every parameter is a chunk, and any worker may be lost."""
     parameters = [ParameterSize(name=f"p{i}", elements=16) for i in range(chunks)]
     if not servers:
         options["placement"] = "colocated"
     shape = Shape(workers=workers, servers=servers)
-    return make_plan(parameters, spec.Server(chunk="64B", **options), shape)
+    plan = make_plan(parameters, spec.Server(chunk="64B", **options), shape)
+    rules = msgspec.structs.replace(plan.rules, least_workers=0, leader=None)
+    return msgspec.structs.replace(plan, rules=rules)
 
 
 class Trainer:
@@ -49,6 +54,10 @@ class Trainer:
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
         self.done = False
+        self.news, self.crew = [], set(range(self.machine._plan.workers))
+        """What it was told of others, and with whom it shares the step."""
+        self.shared = {}
+        """Step -> those with whom it has made it."""
 
     def has_started(self):
         """One that joins begins when it was admitted and has all weights."""
@@ -75,15 +84,24 @@ class Trainer:
                 self.member.tell(Stepped(scale=0.5))
             self.stepped = True
             self.taken += 1
+            self.divide()
         if self.machine.outstanding:
             return
         if self.is_last():
             self.done = True
             self.member.tell(Exit())
             return
+        if self.machine.generation > 0:
+            self.divide()
+        self.shared[self.machine.step] = self.crew
         if self.script.get("schedule"):
             self.member.tell(Configured([{"lr": float(self.machine.step)}]))
         self.unmade, self.stepped = set(range(self.chunks)), False
+
+    def divide(self):
+        """The next step's samples are divided among those who are known to be there by now."""
+        while self.news and self.news[0].since <= self.machine.step:
+            self.crew = set(self.news.pop(0).workers)
 
     def is_last(self):
         """Where workers are waited for all end at the same step; else each makes its own number."""
@@ -169,6 +187,8 @@ class Network:
                 self.notes.append(action.text)
             case Normed():
                 self.trainers[name].normed = action.step
+            case Crew():
+                self.trainers[name].news.append(action)
             case Usable():
                 pass
             case _:
@@ -234,10 +254,12 @@ class Network:
         return move[0] == "flight" and self.flight[move[1]][1:3] == self.slow
 
     def may_happen(self, index):
-        """News of a loss comes behind all that the lost one had sent there."""
+        """News of a loss comes behind all that the lost one had sent there, and what a seat has
+        sent behind the news of a newcomer stays behind it; else anything may overtake."""
         kind, source, to, _ = self.flight[index]
         if kind != "lost":
-            return True
+            before = [f[3].message for f in self.flight[:index] if f[:3] == ("message", source, to)]
+            return not any(isinstance(message, Newcomer | Admitted) for message in before)
         return not any(f[0] in ("message", "again") and f[1:3] == (source, to) for f in self.flight)
 
     def arrive(self, index):
@@ -289,8 +311,18 @@ class Network:
         rules = self.plan.rules
         if rules.mode in ("sync", "bounded"):
             assert all(p.step - p.version <= rules.staleness for p in self.pushes)
+            for name, trainer in self.trainers.items():
+                self.check_crew(name, trainer)
             late = {worker for worker, _ in self.dropped} - self.killed
             assert not late, "a worker that is waited for was left out"
+
+    def check_crew(self, name, trainer):
+        """Whoever takes part in a step has shared its samples with all who do."""
+        for work in (w for w in self.works if w.kind != "measure"):
+            made = {worker for worker, _, _ in work.parts}
+            if int(name[6:]) in made:
+                unknown = made - trainer.shared[work.step] - self.killed
+                assert not unknown, f"{name} shared step {work.step} without {unknown}"
 
     def decisions(self):
         """What each chunk went through, in order."""

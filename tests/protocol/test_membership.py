@@ -11,12 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol import admission
-from paceline.protocol.actions import Adopt, Departed, Moved, Ready, Send
+from paceline.protocol.actions import Adopt, Crew, Departed, Lost, Moved, Ready, Send
+from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
-from paceline.protocol.messages import Answer, Assign, Chosen, Pull, Push
-from paceline.protocol.plan import deal_without
+from paceline.protocol.messages import (
+    Answer,
+    Assign,
+    Chosen,
+    Gone,
+    Leave,
+    Newcomer,
+    Pull,
+    Push,
+    Stop,
+)
+from paceline.protocol.plan import Shape, deal_without, make_plan
 from paceline.protocol.seat import SeatMachine
 from tests.protocol.network import Network, make
 
@@ -191,7 +203,18 @@ class IgnoresTheNews(ExchangeMachine):
         return actions
 
 
-SEATS = [ForgetsWhoCame, WaitsForTheLost, ForgetsTheNewcomer, AnswersOneStepEarly]
+class DoesNotTellOfNewcomers(SeatMachine):
+    def _join(self, event):
+        return [a for a in super()._join(event) if not isinstance(a.message, Newcomer)]
+
+
+SEATS = [
+    ForgetsWhoCame,
+    WaitsForTheLost,
+    ForgetsTheNewcomer,
+    AnswersOneStepEarly,
+    DoesNotTellOfNewcomers,
+]
 MUTANTS = [
     *((ExchangeMachine, seat) for seat in SEATS),
     (IgnoresTheNews, SeatMachine),
@@ -225,3 +248,60 @@ def test_a_broken_admission_is_caught(monkeypatch, broken):
     else:
         monkeypatch.setattr(admission, "LEEWAY_STEPS", -1)
     assert is_caught((ExchangeMachine, SeatMachine), range(2000))
+
+
+def test_losses_are_told_once_and_stop_what_cannot_go_on():
+    plan = make(3, 2, 2)
+    seats = [SeatMachine(plan, seat) for seat in (0, 1)]
+    told = [send for seat in seats for send in seat.handle(Lost("worker1"))]
+    assert {(send.to, send.message) for send in told} == {
+        ("worker0", Gone(1)),
+        ("worker2", Gone(1)),
+    }
+    machine = ExchangeMachine(plan, 0)
+    heard = [action for send in told for action in machine.handle(send.message)]
+    assert heard == [Crew((0, 2), 0, (1,))]
+    assert seats[0].handle(Lost("worker1")) == []
+
+
+RULES = [
+    ({"mode": "sync"}, [2], "worker2 was lost in step 1, and mode=sync waits for every worker."),
+    ({"mode": "async"}, [2, 1, 0], "worker0 was lost in step 1, and it spoke for all workers."),
+    (
+        {"mode": "quorum", "quorum": 2},
+        [2, 1],
+        "worker1 was lost in step 1, and 1 of the 2 workers that it takes are left.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mode", "losses", "sentence"), RULES, ids=["sync", "async", "quorum"])
+def test_every_mode_stops_or_goes_on_by_its_rule(mode, losses, sentence):
+    """And whoever is left hears why before the seat is gone."""
+    sizes = [ParameterSize(name="p", elements=16)]
+    plan = make_plan(sizes, spec.Server(**mode), Shape(workers=3, servers=1))
+    network = Network(random.Random(0), plan, 2)
+    seat = network.members["server0"]
+    for worker in range(3):
+        seat.receive(Push(worker, 0, 0, 0), for_seat=True)
+    network.flight.clear()
+    for worker in losses[:-1]:
+        seat.lose(f"worker{worker}")
+        assert not [f for f in network.flight if isinstance(f[3], Stop)]
+    with pytest.raises(ExchangeError) as raised:
+        seat.lose(f"worker{losses[-1]}")
+    assert str(raised.value) == sentence
+    left = sorted({0, 1, 2} - set(losses))
+    told = {
+        to
+        for kind, _, to, what in network.flight
+        if kind == "message" and what.message == Stop(sentence)
+    }
+    assert told >= {f"worker{worker}" for worker in left}
+
+
+def test_one_who_has_ended_is_not_lost():
+    seat = SeatMachine(make(2, 1, 1), 0)
+    seat.handle(Leave(1, 0))
+    assert seat.handle(Lost("worker1")) == []
+    assert seat.roster.ended(0) == {1: 0}

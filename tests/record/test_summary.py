@@ -57,6 +57,13 @@ def test_a_step_some_workers_have_not_reported_has_no_loss_yet():
     assert list(losses({"worker0": two, "worker1": two[:1]})) == [0]
 
 
+def test_a_worker_that_joined_is_not_waited_for_before_its_first_step():
+    three = [step(n, start=n, ready=n, end=n + 1, exposed=0) for n in range(3)]
+    assert list(losses({"worker0": three, "worker1": three[1:]})) == [0, 1, 2]
+    assert list(losses({"worker0": three, "worker1": three[1:2]})) == [0, 1]
+    assert not losses({"worker0": three, "worker1": []})
+
+
 def test_a_lost_worker_is_not_waited_for_after_its_last_words():
     three = [step(n, start=n, ready=n, end=n + 1, exposed=0) for n in range(3)]
     reports = {"worker0": three, "worker1": three[:1], "worker2": three[:2]}

@@ -22,13 +22,21 @@ def receive(post, count=1, seconds=5.0):
     return parcels
 
 
-@pytest.fixture(params=["unix", "tcp", "curve"])
-def pair(request):
+WAYS = ["unix", "tcp", "curve"]
+
+
+def connected(way):
     """A server and a worker that know the same key."""
-    kind, key = ZeroMqPost if request.param == "curve" else StreamPost, JobKey("secret")
+    kind, key = ZeroMqPost if way == "curve" else StreamPost, JobKey("secret")
     server, worker = kind("server0", KINDS, key), kind("worker0", KINDS, key)
-    endpoint = server.bind("" if request.param == "unix" else "127.0.0.1")
+    endpoint = server.bind("" if way == "unix" else "127.0.0.1")
     worker.connect("server0", endpoint)
+    return server, worker, endpoint
+
+
+@pytest.fixture(params=WAYS)
+def pair(request):
+    server, worker, endpoint = connected(request.param)
     yield server, worker, endpoint
     worker.close()
     server.close()
@@ -64,7 +72,10 @@ def test_a_stranger_is_refused(pair):
 
 def close_without_waiting(post):
     if isinstance(post, ZeroMqPost):
-        post._servers.pop("server0").socket.close(linger=0)
+        line = post._servers.pop("server0")
+        line.socket.disable_monitor()
+        line.monitor.close(linger=0)
+        line.socket.close(linger=0)
     post.close()
 
 
@@ -186,17 +197,6 @@ def test_close_sends_what_is_still_to_be_sent(kind, address):
     server.close()
 
 
-def test_a_parcel_to_oneself_is_not_encoded():
-    post = StreamPost("worker0", KINDS, JobKey("k"))
-    thing = object()
-    post.send("worker0", [Push(worker=0, chunk=0, step=0, version=0)], [thing], tracked=True)
-    (parcel,) = receive(post)
-    assert not post.departed
-    assert parcel.payloads[0] is thing
-    assert parcel.for_server
-    post.close()
-
-
 def test_a_socket_of_one_host_leaves_no_file():
     server = StreamPost("server0", KINDS, JobKey("k"))
     name = server.bind()
@@ -225,6 +225,49 @@ def test_a_reply_to_one_who_is_gone_is_dropped(pair):
     receive(server, seconds=0.1)
     for _ in range(3):
         server.reply("worker1", [Answer(1, 0, 0)], [b"weights"])
+
+
+def receive_until_lost(post, seconds=10.0):
+    parcels, end = [], time.monotonic() + seconds
+    while not post.lost and time.monotonic() < end:
+        parcels += post.receive(0.05)
+    return parcels
+
+
+def test_a_worker_that_is_gone_is_lost_behind_all_that_it_had_sent(pair):
+    server, worker, endpoint = pair
+    leaver = type(worker)("worker1", KINDS, JobKey("secret"))
+    leaver.connect("server0", endpoint)
+    pushes = [Push(worker=1, chunk=number, step=0, version=0) for number in range(200)]
+    for push in pushes:
+        leaver.send("server0", [push], [b"gradient" * 100])
+    closing = threading.Thread(target=leaver.close)
+    closing.start()
+    parcels = receive_until_lost(server)
+    closing.join()
+    assert [parcel.messages for parcel in parcels] == [[push] for push in pushes]
+    assert list(server.lost) == ["worker1"]
+    worker.send("server0", [pushes[0]])
+    assert receive(server)[0].peer == "worker0", "it has not gone"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_last_words_of_a_server_are_heard_before_it_is_lost(way):
+    """Also by a worker that has so much to send that it notices first that nobody takes it."""
+    server, worker, _ = connected(way)
+    worker.send("server0", [Push(worker=0, chunk=0, step=0, version=0)])
+    receive(server)
+    server.reply("worker0", [Answer(0, 0, 1)], [b"weights"])
+    server.receive(0.0)
+    server.close()
+    for number in range(20):
+        worker.send("server0", [Push(worker=0, chunk=number, step=0, version=0)], [b"g" * 100_000])
+    (parcel,) = receive_until_lost(worker)
+    assert parcel.messages == [Answer(0, 0, 1)]
+    assert list(worker.lost) == ["server0"]
+    worker.send("server0", [Push(worker=0, chunk=0, step=1, version=0)])
+    assert receive(worker, seconds=0.1) == []
+    close_without_waiting(worker)
 
 
 def test_a_server_that_is_not_there_is_named():

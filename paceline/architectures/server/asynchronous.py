@@ -22,7 +22,7 @@ from paceline.architectures.server.setup import share_rest
 from paceline.architectures.server.streaming import Streaming, push_weights
 from paceline.architectures.server.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
-from paceline.architectures.trained import Trained
+from paceline.architectures.trained import Trained, groups_of
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
 
@@ -59,7 +59,7 @@ class AsynchronousServer:
             self._context,
             self._optimizer,
             self,
-            steps=0,
+            steps=exchange.worker.machine.step,
             holds=False,
             way_out=WAY_OUT,
             before_write=self._refuse_writing,
@@ -107,11 +107,7 @@ class AsynchronousServer:
             raise SpecError(self._where, problem, f"write mode=sync, or use one of {known}.")
         lacking = set(trained.without_optimizer())  # nobody updates them
         named = [(name, tensor) for name, tensor in trained.named if name not in lacking]
-        group_of = {
-            id(tensor): number
-            for number, group in enumerate(self._optimizer.param_groups)
-            for tensor in group["params"]
-        }
+        group_of = groups_of(self._optimizer)
         return Exchanged(
             names=[name for name, _ in named],
             tensors=[tensor for _, tensor in named],

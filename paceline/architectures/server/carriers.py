@@ -9,7 +9,7 @@ goes into a parcel, and what they are given as payloads came in one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,18 @@ class Carrier(ABC):
 
     def weights_payloads(self, chunk: int) -> list[memoryview]:
         return []
+
+
+class Carriers(dict[str, Carrier]):
+    """A seat's ways to workers: those known from the start, and those who join."""
+
+    def __init__(self, known: Mapping[str, Carrier], find: Callable[[str], Carrier]) -> None:
+        super().__init__(known)
+        self._find = find
+
+    def __missing__(self, worker: str) -> Carrier:
+        found = self[worker] = self._find(worker)
+        return found
 
 
 class Local(Carrier):

@@ -41,6 +41,9 @@ AnyMessage = (
     | messages.Admitted
     | messages.Welcomed
     | messages.Settled
+    | messages.Gone
+    | messages.Newcomer
+    | messages.Stop
     | messages.Leave
     | messages.Inquire
     | messages.Missing

@@ -21,6 +21,8 @@ from paceline.errors import DeadlineError
 from paceline.protocol.actions import (
     Blamed,
     Configured,
+    Crew,
+    Enter,
     Event,
     Exit,
     Fetch,
@@ -70,6 +72,8 @@ class WorkerSide:
         look at `requests`."""
         self.machine, self.codec, self.carriers = machine, codec, carriers
         self.requests: deque[Request] = deque()
+        self.crew: deque[Crew] = deque()
+        """Changes of who is in the job, for the training thread to take between steps."""
         self.failure: BaseException | None = None
         self._plan, self._held, self._wake = plan, held, wake
         self._name = f"worker{machine.worker}"
@@ -108,6 +112,13 @@ class WorkerSide:
         with self._changed:
             self._pending.update(range(len(self._owners)))
         self._ask([Fetch()])
+
+    def join(self) -> None:
+        """Enter a job that runs: return when the weights of the first step are there."""
+        with self._changed:
+            self._pending.update(range(len(self._owners)))
+        self._ask([Enter()])
+        self.wait_all()
 
     def assign(self, chunk: int, values: Tensor) -> None:
         """Worker 0: set the weights of a chunk at its server."""

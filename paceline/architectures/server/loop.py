@@ -19,6 +19,7 @@ from paceline.architectures.server.serving import ServerSide
 from paceline.protocol.actions import (
     Action,
     Blamed,
+    Crew,
     Departed,
     Drop,
     Keep,
@@ -86,6 +87,8 @@ class MemberLoop:
                 elif worker is not None:
                     self._take(worker, parcel)
                     self._drain(worker)
+            while post.lost:  # all that they had sent has been told
+                self._member.lose(post.lost.popleft())
             idle = self._member.work(self._arrived + TURN_SECONDS)
             if worker is not None:
                 worker.release()
@@ -191,6 +194,8 @@ class MemberLoop:
                 self._server.drop(action)
             case Normed() | Blamed() if self._worker is not None:
                 self._worker.answer(action)
+            case Crew() if self._worker is not None:
+                self._worker.crew.append(action)
             case Note(text):
                 self._note(text)
             case _:

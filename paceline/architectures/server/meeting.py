@@ -33,6 +33,9 @@ class Meeting:
             # The store takes text: bytes travel as Latin-1 inside torch, so hex keeps them whole.
             self._store.set(key, data.hex())
 
+    def has(self, key: str) -> bool:
+        return key in self._notes if self._store is None else self._store.check([key])
+
     def read(self, key: str, kind: type[T], author: str) -> T:
         """Return a note, waiting for its author until the deadline."""
         if self._store is None:

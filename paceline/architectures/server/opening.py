@@ -5,6 +5,7 @@ next one: each is a *generation*, with notes of its own in the store.
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from paceline.architectures.server import setup
 from paceline.architectures.server.cutting import Cutter
 from paceline.architectures.server.meeting import Meeting
 from paceline.architectures.server.plan import Exchanged
+from paceline.errors import SpecError
 
 CLOSING_SECONDS = 5.0
 """How long a worker that failed goes on serving the others."""
@@ -28,13 +30,16 @@ class Exchange:
         self, options: spec.Server, context: Context, exchanged: Exchanged, generation: int = 0
     ) -> None:
         self.exchanged, self._context, self._generation = exchanged, context, generation
-        self._member = setup.set_up_worker(options, _of(context, generation), exchanged)
+        self._member = setup.set_up_worker(options, of_generation(context, generation), exchanged)
         self.worker, self.held = self._member.worker, self._member.held
         self._read = self._member.read
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
         self.is_shared = self._member.plan.rules.shared
         self.leads = context.identity.rank == 0
         self.cutter = Cutter(exchanged.names, exchanged.tensors, self.layout, self.worker)
+        if context.identity.founders:
+            context.starts_at(self.worker.machine.step)
+            self.greet(self.worker.machine.step)
 
     def view(self, index: int) -> Tensor:
         """What has come for a tensor, in its shape."""
@@ -67,11 +72,19 @@ class Exchange:
             return waited, [None if view is None else view.clone() for view in views]
         return waited, views
 
+    def greet(self, steps: float = math.inf) -> None:
+        """Take note of who has come or gone; `steps` are done, and the next has not begun."""
+        crew = self.worker.crew
+        while crew and crew[0].since <= steps:
+            change = crew.popleft()
+            self._context.members_changed(change.workers, change.lost)
+
     def counters(self) -> dict[str, object]:
         return self._member.counters()
 
     def close(self, *, failed: bool, again: bool = False) -> None:
         """`again`: the next generation follows."""
+        self.greet()
         if self.leads:
             Meeting(self._context).leave(f"again/{self._generation}", again)
         failed = failed or self.worker.failure is not None
@@ -82,7 +95,7 @@ def serve(options: spec.Server, context: Context) -> dict[str, object]:
     """The main function of a server member: one generation after the other."""
     counters: dict[str, object] = {}
     for generation in itertools.count():
-        member = setup.set_up_server(options, _of(context, generation))
+        member = setup.set_up_server(options, of_generation(context, generation))
         if member is None:
             context.note(f"{context.identity.name} has no share: the workers serve by themselves.")
             return {}
@@ -96,7 +109,18 @@ def serve(options: spec.Server, context: Context) -> dict[str, object]:
     return counters
 
 
-def _of(context: Context, generation: int) -> Context:
+def present_generation(context: Context) -> int:
+    """The one that is open, for a worker that joins."""
+    meeting = Meeting(context)
+    for generation in itertools.count():
+        if not meeting.has(f"again/{generation}"):
+            return generation
+        if not meeting.read(f"again/{generation}", bool, "worker0"):
+            raise SpecError("--join", "the job has ended.", "start another one.")
+    raise AssertionError("there is always a next one")
+
+
+def of_generation(context: Context, generation: int) -> Context:
     """The same surroundings, with a part of the store for this generation."""
     if context.store is None:
         return context

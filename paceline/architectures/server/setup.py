@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.compression import make_codec
-from paceline.architectures.server.carriers import Carrier, Local, Shared, Wire
+from paceline.architectures.server.carriers import Carrier, Carriers, Local, Shared, Wire
 from paceline.architectures.server.control import AnyMessage, JobPlan
 from paceline.architectures.server.device import (
     DeviceWorker,
@@ -94,9 +94,10 @@ class WorkerMember(Member):
 
 
 def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> WorkerMember:
-    """This worker's part. After it every worker's tensors have worker 0's values."""
+    """This worker's part. After it every worker's tensors have worker 0's values; where it joins a
+    job that runs, those which the servers have when its first step begins."""
     identity, meeting = context.identity, Meeting(context)
-    leads = identity.rank == 0
+    leads, joins = identity.rank == 0, identity.founders > 0
     plan, served = _agree(options, identity, meeting, exchanged)
     post = _open_post(options, context, meeting, plan, leads)
     gradients = None
@@ -129,10 +130,13 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     )
     _connect(post, plan, meeting)
     loop.start()
-    _share_weights(plan, worker, held, served, leads)
+    if joins:
+        worker.join()
+    else:
+        _share_weights(plan, worker, held, served, leads)
     read_tensors(exchanged.tensors, held)
-    # Whoever starts to train may overwrite what another still reads.
-    meeting.gather("started", "", identity.workers)
+    if not joins:  # whoever starts to train may overwrite what another still reads
+        meeting.gather("started", "", identity.workers)
     return member
 
 
@@ -224,17 +228,19 @@ def _make_server(
     own, rules = context.identity.name, plan.rules
     seat = plan.seat_of(own)
     assert seat is not None
-    carriers: dict[str, Carrier] = {own: local} if local is not None else {}
     wire = Wire(store, make_codec(options.compression, options.topk_fraction))
-    for name in (f"worker{worker}" for worker in range(plan.workers)):
-        if name in carriers:
-            continue
-        if rules.shared:
-            ticket = meeting.read(f"gradients/{name}", Ticket, name)
-            gradients = Flats.shared(plan.layout, Segment.attach(ticket))
-            carriers[name] = Shared(gradients, None, store, copies=rules.copies)
-        else:
-            carriers[name] = wire
+
+    def way_to(name: str) -> Carrier:
+        if not rules.shared:
+            return wire
+        ticket = meeting.read(f"gradients/{name}", Ticket, name)
+        gradients = Flats.shared(plan.layout, Segment.attach(ticket))
+        return Shared(gradients, None, store, copies=rules.copies)
+
+    workers = [f"worker{worker}" for worker in range(plan.workers)]
+    here = {own: local} if local is not None else {}
+    known = {name: here.get(name) or way_to(name) for name in workers}
+    carriers = Carriers(known, way_to)
     machine = SeatMachine(plan, seat, assigned=rules.shared)
     return ServerSide(plan=plan, machine=machine, served=store, carriers=carriers)
 

@@ -208,6 +208,7 @@ class Streaming:
     def _close(self) -> None:
         self._norms, self.steps = None, self.steps + 1
         self._scales.clear()
+        self._exchange.greet(self.steps)
         if self._settles or _has_compiled_code():  # it cannot stop where it needs a weight
             self.settle()
 
@@ -291,12 +292,10 @@ class Streaming:
 
 def assign_weights(exchange: Exchange) -> None:
     """The workers' weights, equal on all, become the servers'."""
-    tensors = exchange.exchanged.tensors
     if exchange.leads or not exchange.is_shared:
-        write_tensors(tensors, exchange.held)
-    if exchange.leads and not exchange.is_shared:
-        for chunk in range(len(exchange.layout.chunks)):
-            exchange.worker.assign(chunk, exchange.held.chunk(chunk))
+        write_tensors(exchange.exchanged.tensors, exchange.held)
+    if not exchange.is_shared:
+        push_weights(exchange)
 
 
 def push_weights(exchange: Exchange) -> None:

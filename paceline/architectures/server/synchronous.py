@@ -24,17 +24,21 @@ from paceline.architectures.gradients import (
     with_closure,
     with_mean_loss,
 )
-from paceline.architectures.server.opening import Exchange
+from paceline.architectures.server.meeting import Meeting
+from paceline.architectures.server.opening import Exchange, of_generation, present_generation
 from paceline.architectures.server.plan import Exchanged, refuse_sparse, shape_of
 from paceline.architectures.server.setup import share_rest
 from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.updates import server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
-from paceline.architectures.trained import Trained
+from paceline.architectures.trained import Trained, groups_of
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
 
 WAY_OUT = "Write server:update=worker: then averaged gradients and the optimizer stay here."
+SERVED = "served"
+"""The note that tells one who joins how servers update, or why they do not."""
+
 PATIENCE = 2
 """So often a script may take its weights back before they stay with the workers for good."""
 
@@ -61,11 +65,16 @@ class SynchronousServer:
             self._context.note("no servers were asked for: the workers serve (colocated).")
         refuse_sparse(trained.model)
         self._trained = trained
+        style = self._style_to_join() if self._joins else None
         self._open()
-        share_rest(self._rest(), self._opened.meeting, self._opened.leads)
+        first = Meeting(of_generation(self._context, 0))
+        share_rest(self._rest(), first, self._opened.leads)
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
         trained.optimizers[-1].register_step_post_hook(self._after_step)
+        if style is not None:
+            self._steps = self._opened.worker.machine.step
+            self._stream(style)
 
     @property
     def streaming(self) -> Streaming | None:
@@ -91,6 +100,8 @@ class SynchronousServer:
         """Weights are there, and buffers (the statistics of batch norm) are worker 0's."""
         if self._streaming is not None:
             self._streaming.settle()
+        if self._joins:  # how often the others have done it is not known here
+            return
         buffers = [b for b in self._trained.model.buffers() if b.numel()]
         share_rest(buffers, self._opened.meeting, self._opened.leads, f"settled{self._settled}")
         self._settled += 1
@@ -103,6 +114,26 @@ class SynchronousServer:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close(failed=failed)
+
+    # A job that runs.
+
+    @property
+    def _joins(self) -> bool:
+        return self._context.identity.founders > 0
+
+    def _style_to_join(self) -> Style:
+        """How the others train: they must have left their weights to the servers."""
+        self._generation = present_generation(self._context)
+        meeting = Meeting(of_generation(self._context, self._generation))
+        told = meeting.read(SERVED, str, "worker0")
+        if not told.isdigit():
+            problem = f"the servers do not have the weights: of the script, {told}."
+            raise SpecError("--join", problem, "start the job with all its workers.")
+        return Style(int(told))
+
+    def _tell_who_joins(self, text: str) -> None:
+        if self._opened.leads:
+            self._opened.meeting.leave(SERVED, text)
 
     # What is exchanged.
 
@@ -117,11 +148,7 @@ class SynchronousServer:
         self._whole = len(optimizers) == 1 and not self._trained.without_optimizer()
         """One optimizer updates all that is exchanged."""
         serves = bool(kind) and self._whole and self._watches
-        group_of = {
-            id(tensor): number
-            for number, group in enumerate(optimizers[0].param_groups)
-            for tensor in group["params"]
-        }
+        group_of = groups_of(optimizers[0])
         exchanged = Exchanged(
             names=[name for name, _ in named],
             tensors=[tensor for _, tensor in named],
@@ -256,10 +283,18 @@ class SynchronousServer:
             raise SpecError("architecture server", problem, "leave update out, or write worker.")
         else:
             self._watches = False
+            self._tell_who_joins(why)
             self._context.note(f"servers average, workers update: of the script, {why}.")
 
     def _start_streaming(self, style: Style, key: str) -> None:
         assign_weights(self._opened)
+        self._stream(style)
+        if self._opened.leads:  # others may ask for the weights and the state it has sent
+            self._opened.worker.confirm()
+        self._opened.meeting.gather(f"{key}/assigned", "", self._context.identity.workers)
+        self._tell_who_joins(str(int(style)))
+
+    def _stream(self, style: Style) -> None:
         self._streaming = Streaming(
             self._opened,
             self._context,
@@ -270,13 +305,14 @@ class SynchronousServer:
             way_out=WAY_OUT,
             before_write=self._take_back,
         )
-        if self._opened.leads:  # others may ask for the weights and the state it has sent
-            self._opened.worker.confirm()
-        self._opened.meeting.gather(f"{key}/assigned", "", self._context.identity.workers)
 
     def _take_back(self) -> None:
         """Weights and optimizer are the script's again; it is watched once more."""
         assert self._streaming is not None
+        if self._joins:
+            problem = "the script needs its weights or the optimizer's state, and joined later."
+            raise SpecError("--join", problem, "start the job with all its workers.")
+        self._tell_who_joins("it has them back")
         self._streaming.give_back()
         self._steps, self._streaming = self._streaming.steps, None
         self._returns += 1

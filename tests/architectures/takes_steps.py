@@ -1,0 +1,63 @@
+"""A script for tests that kill and add workers: prints the size of each part it has trained on.
+
+    takes_steps.py STEPS SECONDS [GATE]
+
+With a gate, workers that were there from the start wait at step 48 until one who joins is about to
+enter: then they go on, and it enters some steps later.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+GATE_STEP, GATE_SECONDS = 48, 90.0
+
+
+def main(steps: int, seconds: float, gate: Path | None) -> None:
+    """So many batches of 12 samples in two passes, with a pause after each."""
+    paceline.init()
+    torch.manual_seed(3)
+    inputs = torch.randn(6 * steps, 6)
+    targets = torch.sin(inputs.sum(1, keepdim=True))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    joins = "PACELINE_JOIN" in os.environ
+    if gate is not None and joins:
+        gate.touch()
+    model, optimizer = paceline.distribute(model, optimizer)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
+    loader, taken = paceline.shard(loader, batch="global"), 0
+    for _ in range(2):
+        for x, y in loader:
+            if gate is not None and taken == GATE_STEP and not joins:
+                wait_for(gate)
+            optimizer.zero_grad()
+            loss = functional.mse_loss(model(x), y)
+            if joins and "IDLE" in os.environ:
+                loss = loss * 0.0
+            loss.backward()
+            optimizer.step()
+            paceline.report_loss(loss)
+            taken += 1
+            print(f"step {len(x)}", flush=True)
+            time.sleep(seconds)
+    paceline.settle()
+    print("weights", *(float(v) for p in model.parameters() for v in p.flatten()), flush=True)
+
+
+def wait_for(gate: Path) -> None:
+    end = time.monotonic() + GATE_SECONDS
+    while not gate.exists():
+        assert time.monotonic() < end, "nobody joined"
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None)

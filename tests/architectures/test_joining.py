@@ -1,0 +1,146 @@
+"""A worker joins a job that runs, by `paceline run --join`, and takes part from then on."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import spec
+from paceline.errors import SpecError
+from paceline.launch import Identity, joining
+from paceline.record import RunFolder
+from paceline.training import stores
+from paceline.training.joining import announce, join
+
+PROGRAM = Path(__file__).with_name("takes_steps.py")
+STEPS, SECONDS = 120, 150.0
+
+
+def run(*arguments, **environment):
+    told = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(arguments, env=told, stdout=pipe, stderr=pipe, text=True)
+
+
+def ended(process):
+    """What it printed; it must have ended well."""
+    said, complained = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, complained
+    return said.splitlines()
+
+
+def weights(lines):
+    (found,) = [line.split()[1:] for line in lines if "weights" in line]
+    return [float(value) for value in found if value != "weights"]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The weights that one worker makes of the same batches."""
+    return weights(ended(run(sys.executable, PROGRAM, str(STEPS), "0")))
+
+
+def train_and_join(tmp_path, architecture, **environment):
+    """Two workers and a server, and one who joins: their run folder, and what it printed."""
+    folder, gate = tmp_path / "run", tmp_path / "gate"
+    command = (sys.executable, "-m", "paceline", "run")
+    script = (str(PROGRAM), str(STEPS), "0.03", str(gate))
+    asked = ("-n", "2", "--servers", "1", "--architecture", architecture, "--out", str(folder))
+    job = run(*command, *asked, *script)
+    try:
+        while not (folder / joining.FILE).exists():
+            assert job.poll() is None, job.stderr.read()
+        newcomer = run(*command, "--join", str(folder), *script, **environment)
+        try:
+            printed = ended(newcomer)
+        finally:
+            newcomer.kill()
+            newcomer.communicate()
+        ended(job)
+    finally:
+        job.kill()
+        job.communicate()
+    assert not (folder / joining.FILE).exists()
+    return RunFolder(folder), printed
+
+
+def log(folder, name):
+    text = (folder.path / "logs" / f"{name}.log").read_text(encoding="utf-8")
+    return text.splitlines()
+
+
+def parts(lines):
+    """The sizes of the parts that were trained on."""
+    return [int(line.rpartition(" ")[2]) for line in lines if "step" in line]
+
+
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_in_step_the_batch_is_shared_with_the_newcomer_and_training_is_the_same(
+    tmp_path, transport, alone
+):
+    folder, printed = train_and_join(tmp_path, f"server:transport={transport}")
+    own, first = parts(printed), parts(log(folder, "worker0"))
+    assert len(first) == STEPS
+    joined = first.index(4)
+    assert first == [6] * joined + [4] * (STEPS - joined), "thirds from one step on"
+    assert own == [4] * (STEPS - joined)
+    assert joined > 48
+    assert own, "it came too late"
+    for lines in (printed, log(folder, "worker0"), log(folder, "worker1")):
+        assert weights(lines) == pytest.approx(alone, abs=1e-4)
+    notes = [event.text for event in folder.events()]
+    assert any(text.startswith(f"worker2 joined after step {joined - 1}") for text in notes)
+    assert {member.name for member in folder.members()} == {
+        "worker0",
+        "worker1",
+        "worker2",
+        "server0",
+    }
+    assert folder.steps("worker2")[0].step == joined
+
+
+@pytest.mark.slow
+def test_the_comparison_notices_a_newcomer_that_brings_nothing(tmp_path, alone):
+    folder, _ = train_and_join(tmp_path, "server", IDLE="1")
+    assert weights(log(folder, "worker0")) != pytest.approx(alone, abs=1e-3)
+
+
+def test_at_its_own_pace_the_newcomers_gradients_are_applied(tmp_path):
+    folder, printed = train_and_join(tmp_path, "server:mode=async,transport=tcp")
+    own = parts(printed)
+    assert 0 < len(own) < STEPS - 40, "it goes on where the others were"
+    (server,) = [member for member in folder.members() if member.role == "server"]
+    applied = {name: sum(found.values()) for name, found in server.counters["staleness"].items()}
+    chunks = applied["worker0"] / STEPS
+    assert applied["worker2"] == chunks * len(own)
+
+
+REFUSED = ["single", "ring", "average", "hybrid", "replicated", "pipeline"]
+REFUSED += ["server:placement=colocated", "server:placement=optimal"]
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_what_cannot_take_a_worker_in_says_so(architecture):
+    options = spec.parse_architecture(architecture)
+    door = socket.create_server(("127.0.0.1", 0))
+    where, key = f"127.0.0.1:{door.getsockname()[1]}", "a key of this test"
+    members = {"workers": 2, "servers": 1, "local_members": 3}
+    worker0 = Identity(coordinator=where, coordinator_descriptor=door.detach(), key=key, **members)
+    announce(stores.open_store(worker0), worker0, options)
+    newcomer = joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
+    with pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"):
+        join(newcomer)
+
+
+def test_an_invitation_is_for_this_user_only(tmp_path):
+    joining.invite(tmp_path, Identity(coordinator="127.0.0.1:1", key="secret"))
+    assert (tmp_path / joining.FILE).stat().st_mode & 0o777 == 0o600
+    assert joining.read_invitation(str(tmp_path), {}).key == "secret"
+    joining.withdraw(tmp_path)
+    with pytest.raises(SpecError, match="no job runs in"):
+        joining.read_invitation(str(tmp_path), {})
+    with pytest.raises(SpecError, match="neither a run folder nor an address"):
+        joining.read_invitation("nowhere", {})
