@@ -68,6 +68,21 @@ class AverageArchitecture:
             if not part.is_agreed:
                 part.exchange(in_turn=False)
 
+    def state(self) -> dict[str, Any]:
+        """Where the rounds are; and each worker's own momentum, which is never averaged alone."""
+        return {
+            "rounds": [part.state() for part in self._parts],
+            "optimizers": [part.optimizer.state_dict() for part in self._parts],
+        }
+
+    def restore(self, state: dict[str, Any], *, own: bool) -> None:
+        for part, kept, optimizer in zip(
+            self._parts, state["rounds"], state["optimizers"], strict=True
+        ):
+            part.restore(kept)
+            if own:
+                part.optimizer.load_state_dict(optimizer)
+
     def counters(self) -> dict[str, object]:
         """Bytes are what a ring all-reduce sends per worker: 2(n-1)/n of what is summed."""
         workers = len(self._collective.members)
@@ -147,8 +162,15 @@ class Rounds:
         self._weights = flatten(self.ever.values())
         self._outer = _Outer(self._options, self._weights)
 
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "outer": self._outer.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["steps"])
+        self._outer.restore(state["outer"])
+
     def before_step(self) -> None:
-        if self.steps == 0:
+        if not self._outer.has_started:
             self._outer.start()
         self.is_agreed = False
 
@@ -279,12 +301,27 @@ class _Outer:
 
     def __init__(self, options: spec.Average, weights: list[Flat]) -> None:
         self._options, self._weights = options, weights
+        self.has_started = False
         self._agreed: list[Tensor] = []
         self._optimizer: SGD | None = None
+
+    def state(self) -> dict[str, Any]:
+        if self._optimizer is None:
+            return {}
+        return {"agreed": self._agreed, "optimizer": self._optimizer.state_dict()}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        self.start()
+        if self._optimizer is not None:
+            for agreed, kept in zip(self._agreed, state["agreed"], strict=True):
+                agreed.copy_(kept)
+            self._optimizer.load_state_dict(state["optimizer"])
 
     @torch.no_grad()
     def start(self) -> None:
         """The weights before the first step are agreed on."""
+        self.has_started = True
         if self._options.outer == "nesterov":
             self._agreed = [flat.pack().clone() for flat in self._weights]
             self._optimizer = SGD(

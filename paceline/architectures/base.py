@@ -7,7 +7,7 @@ batch are scaled by the session before an architecture sees them.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -95,6 +95,21 @@ class Architecture(Protocol):
 
     def close(self, *, failed: bool) -> None:
         """Called once at the end, on every worker; after a failure it returns within seconds."""
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An architecture that keeps something from step to step which neither model nor optimizer
+    holds: gradients left out, an outer optimizer, its place in a round."""
+
+    def state(self) -> dict[str, Any]:
+        """Called on every worker after `settle`: tensors, numbers, lists and tables of them; empty,
+        on all workers alike, where nothing is kept."""
+
+    def restore(self, state: dict[str, Any], *, own: bool) -> None:
+        """Called after `distribute`, before the first step, with what this worker's `state` was;
+        training goes on as it would have. Not `own`: it is worker 0's, because there were more or
+        fewer workers; what holds for all of them is taken."""
 
 
 Serve = Callable[[Context], dict[str, object]]

@@ -34,6 +34,13 @@ class Codec:
         """What it cost, for the record."""
         return {}
 
+    def left_out(self) -> dict[int, Tensor]:
+        """What waits for the next gradient of each chunk."""
+        return {}
+
+    def put_back(self, left_out: dict[int, Tensor]) -> None:
+        """Go on with what was left out before."""
+
 
 class Lossy(Codec, ABC):
     """Base of those that leave something out; keeps it for the next time."""
@@ -65,6 +72,12 @@ class Lossy(Codec, ABC):
             "compression_raw_bytes": self.raw_bytes,
             "compression_encoded_bytes": self.encoded_bytes,
         }
+
+    def left_out(self) -> dict[int, Tensor]:
+        return dict(self._left_out)
+
+    def put_back(self, left_out: dict[int, Tensor]) -> None:
+        self._left_out = dict(left_out)
 
     @abstractmethod
     def _encode(self, chunk: int, values: Tensor) -> memoryview: ...

@@ -3,6 +3,7 @@
 Not torch's default group: a script may call `init_process_group` itself, before or after us.
 """
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -15,10 +16,11 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from paceline.architectures.base import Context
 from paceline.errors import ExchangeError, MissingError, SpecError
+from paceline.wire.doors import shut_listeners
 
 
 class Group:
@@ -92,7 +94,10 @@ def _gloo(context: Context, store: Store, rank: int, size: int) -> Any:
     device = kind.create_device(interface=interface) if interface else kind.create_default_device()
     options._devices, options._threads = [device], 2
     options._timeout = timedelta(seconds=context.deadline_seconds)
-    return kind(store, rank, size, options)
+    group = kind(store, rank, size, options)
+    with contextlib.suppress(OSError):  # all have met: from here on only strangers would call
+        shut_listeners(store.get(f"0/{rank}"))
+    return group
 
 
 def _nccl(context: Context, store: Store, rank: int, size: int) -> Any:
@@ -103,7 +108,24 @@ def _nccl(context: Context, store: Store, rank: int, size: int) -> Any:
     kind: Any = dist.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=context.deadline_seconds)
-    return kind(store, rank, size, options)
+    return kind(_nccls_own_store(context, store, rank), rank, size, options)
+
+
+def _nccls_own_store(context: Context, store: Store, rank: int) -> Store:
+    """A store of torch's, whose address the job's store tells.
+
+    NCCL's watchdogs ask it from threads that outlive the interpreter, which a store in Python must
+    not be asked from. It is as open as NCCL's own connections are (docs/security.md).
+    """
+    patience = timedelta(seconds=context.deadline_seconds)
+    if rank == 0:
+        own = TCPStore(
+            context.identity.address, 0, is_master=True, wait_for_workers=False, timeout=patience
+        )
+        store.set("nccl", f"{context.identity.address}:{own.port}")
+        return own
+    address, _, port = store.get("nccl").decode().rpartition(":")
+    return TCPStore(address, int(port), is_master=False, timeout=patience)
 
 
 def interface_of(address: str) -> str | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import msgspec
+
 from paceline.errors import MissingError
 from paceline.launch import Identity, doctor, hosts, identify, meet
 from paceline.launch.containers import ENGINES
@@ -24,6 +26,9 @@ def examine(
         identity = identify(os.environ)
     if identity.launcher == "none" and workers > 1:
         return Identity(), _examine_here(workers, deadline_seconds)
+    if identity.coordinator and not identity.on_one_host and not identity.key:
+        # Nothing is told that is secret; a job that trains does not start without a key.
+        identity = msgspec.structs.replace(identity, key="examination")
     identity = meet(identity, os.environ, deadline_seconds)
     with _listening(identity) as (known, listener):
         examination = doctor.examine(

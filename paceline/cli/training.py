@@ -19,7 +19,7 @@ from paceline.errors import MemberError, SpecError, suggest
 from paceline.explain import conclude
 from paceline.launch import Identity, identify, joining
 from paceline.launch.identity import TORCH_VARIABLES
-from paceline.record import RunFolder, Summary
+from paceline.record import RunFolder, Summary, checkpoints
 from paceline.units import format_bytes, format_seconds
 
 
@@ -34,6 +34,8 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
     if workload.script is not None:
         check_script(workload.script)
         return with_choice(experiment)
+    if workload.resume:
+        experiment = _going_on(experiment)
     described = models.info(workload.model)
     if workload.data not in data.names():
         problem = f'"{workload.data}" is not a data set.'
@@ -49,6 +51,22 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
         fix = "use ring or server, or hide the GPU: CUDA_VISIBLE_DEVICES= paceline train …"
         raise SpecError("--architecture", problem, fix)
     return chosen
+
+
+def _going_on(experiment: spec.Experiment) -> spec.Experiment:
+    """The checkpoint to go on from, found once for all members; what is to be known is said."""
+    run = Path(experiment.workload.resume)
+    if not run.exists():
+        raise SpecError("--resume", f"{run} does not exist.", checkpoints.FIX)
+    found = checkpoints.choose(run)
+    if run.is_dir():
+        checkpoints.sweep(run)
+    if found.passed_over:
+        told = f"note: {' '.join(found.passed_over)} Going on from {found.path}."
+        console.err.print(told, soft_wrap=True, markup=False)
+    for text in checkpoints.differences(found, experiment):
+        console.err.print(f"note: {text}", soft_wrap=True, markup=False)
+    return spec.replace(experiment, resume=str(found.path.absolute()))
 
 
 def with_choice(experiment: spec.Experiment) -> spec.Experiment:

@@ -149,13 +149,16 @@ def from_launcher(
     A coordinator that only this host can reach is refused when there are members elsewhere.
     """
     servers = integer(environ, "PACELINE_SERVERS", default=0)
+    if not 0 <= index < members:
+        problem = f"member {index} of {members}: numbers go from 0 to {members - 1}."
+        raise SpecError(launcher, problem, "start as many members as the launcher was told.")
     if not 0 <= servers < members:
         problem = f"{servers} servers among the {members} members that {launcher} started."
         raise SpecError("--servers", problem, "leave at least one member to be a worker.")
     coordinator = environ.get("PACELINE_COORDINATOR", coordinator) if members > 1 else ""
     on_one_host = local_members == members
-    towards, colon, _ = coordinator.rpartition(":")
-    if coordinator and not (towards and colon):
+    towards, _, port = coordinator.rpartition(":")
+    if coordinator and not (towards and port.isdecimal() and 0 < int(port) < 2**16):
         problem = f'"{coordinator}" is not a host and a port.'
         raise SpecError("PACELINE_COORDINATOR", problem, 'write it as "HOST:PORT".')
     if not on_one_host and interfaces.is_loopback(towards):

@@ -1,9 +1,11 @@
-"""Find the coordinator where the launcher names none (mpirun): member 0 opens a port and tells.
+"""Find the coordinator and the job's key where the launcher tells none: member 0 does.
 
 On one host it tells through a socket that only this user's processes are answered on and that
 leaves no file behind; between hosts MPI itself carries the news. Nothing is guessed.
 """
 
+import contextlib
+import hashlib
 import os
 import secrets
 import socket
@@ -19,6 +21,19 @@ from paceline.launch import mpirun
 from paceline.launch.identity import Identity, member_name
 
 POLL_SECONDS = 0.02
+VISIT_SECONDS = 5.0
+JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+BY_HAND = (
+    "make one with `openssl rand -hex 32`, and `export PACELINE_KEY=…` on every host "
+    "before the command; it must not be an argument, which everybody can list."
+)
+HOW_TO_GIVE_A_KEY = {
+    "srun": "submit the script that `paceline slurm` writes, or put "
+    "`export PACELINE_KEY=$(openssl rand -hex 32)` into yours before srun, which passes it on.",
+    "kubernetes": "apply what `paceline kubernetes` writes: it has a Secret for PACELINE_KEY.",
+    "mpirun": "`export PACELINE_KEY=$(openssl rand -hex 32)`, then `mpirun -x PACELINE_KEY …`.",
+}
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,18 +46,26 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 def meet(
     identity: Identity, environ: Mapping[str, str], deadline_seconds: float = 120.0
 ) -> Identity:
-    """`identity` with its coordinator known. Every member calls it, once, before the store opens.
+    """`identity` with its coordinator and the job's key known. Every member calls it, once, before
+    the store opens.
 
-    Returns at once where the launcher has named the coordinator already.
+    Returns at once where the launcher has told both already. Between hosts a key never travels in
+    the open: MPI carries it, or the user gives it, or the job does not start.
     """
-    if identity.members == 1 or identity.coordinator:
+    if identity.members == 1 or (identity.coordinator and identity.key):
         return identity
-    listener = _listen(identity.address) if identity.index == 0 else None
+    job = _job_name(identity, environ) if identity.on_one_host else None
+    if job is None and identity.launcher != "mpirun":
+        raise _no_key(identity)
+    # On one host worker 0 opens a port of its own, even where a launcher has named one.
+    named = identity.coordinator if job is None else ""
+    listener = _listen(identity.address) if identity.index == 0 and not named else None
     notice = None
-    if listener is not None:
-        coordinator = f"{identity.address}:{listener.getsockname()[1]}"
+    if identity.index == 0:
+        coordinator = named
+        if listener is not None:
+            coordinator = f"{identity.address}:{listener.getsockname()[1]}"
         notice = Notice(coordinator=coordinator, key=identity.key or secrets.token_hex(32))
-    job = mpirun.job_name(environ) if identity.on_one_host else None
     if job is not None:
         told = _tell_on_host(identity, job, notice, deadline_seconds)
     else:
@@ -52,7 +75,23 @@ def meet(
         coordinator=told.coordinator,
         key=told.key,
         coordinator_descriptor=-1 if listener is None else listener.detach(),
+        store_is_kept=False,
     )
+
+
+def _job_name(identity: Identity, environ: Mapping[str, str]) -> str | None:
+    """A name that the members of this job on this host share, and no other job has."""
+    if identity.launcher == "mpirun":
+        return mpirun.job_name(environ)
+    told = [identity.launcher, identity.coordinator, str(identity.attempt)]
+    told += [environ.get(name, "") for name in JOB_VARIABLES]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+
+
+def _no_key(identity: Identity) -> SpecError:
+    problem = f"the {identity.members} members run on several hosts, and no key was given: "
+    problem += "anybody who reaches their ports could join."
+    return SpecError("PACELINE_KEY", problem, HOW_TO_GIVE_A_KEY.get(identity.launcher, BY_HAND))
 
 
 def _listen(address: str) -> socket.socket:
@@ -87,9 +126,11 @@ def _tell_on_host(
             with visitor:
                 if not _same_user(visitor):
                     continue
-                visitor.settimeout(max(0.001, deadline - time.monotonic()))
-                waiting.discard(int.from_bytes(visitor.recv(4), "little"))
-                visitor.sendall(msgspec.json.encode(notice))
+                visitor.settimeout(VISIT_SECONDS)
+                with contextlib.suppress(OSError):  # it has given up, and may come again
+                    index = int.from_bytes(visitor.recv(4), "little")
+                    visitor.sendall(msgspec.json.encode(notice))
+                    waiting.discard(index)
     return notice
 
 
@@ -119,10 +160,12 @@ def _tell_by_mpi(notice: Notice | None) -> Notice:
     try:
         from mpi4py import MPI
     except ImportError:
-        problem = "the members are on several hosts, and nobody named the coordinator's address."
+        problem = (
+            "the members are on several hosts, and nobody told the coordinator's address and a key."
+        )
         fix = (
-            "install paceline[mpi] on all hosts, or name it: "
-            "`mpirun -x PACELINE_COORDINATOR=HOST_OF_RANK_0:PORT …`."
+            "install paceline[mpi] on all hosts, or `export PACELINE_KEY=$(openssl rand -hex 32)` "
+            "and `mpirun -x PACELINE_KEY -x PACELINE_COORDINATOR=HOST_OF_RANK_0:PORT …`."
         )
         raise SpecError("mpirun", problem, fix) from None
     # Text only: a notice is decoded into its type, never unpickled.

@@ -1,6 +1,7 @@
 """The loop of one worker on a built-in workload. It uses `distribute` as any script would."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,8 +19,10 @@ from paceline.architectures.base import Architecture
 from paceline.architectures.group import Group
 from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
+from paceline.errors import RecordError, SpecError
 from paceline.models.emulated import model_for, skip_updates
-from paceline.record import RunFolder
+from paceline.record import RunFolder, checkpoints
+from paceline.record.checkpoints import Found
 from paceline.training import checkpoint, optimizers
 from paceline.training.balance import balance
 from paceline.training.evaluation import accuracy
@@ -41,29 +44,36 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
     emulated = model_for(experiment, session.identity.name)
+    resumed: Found | None = None
     model: nn.Module
     if emulated is None and isinstance(experiment.architecture, spec.Pipeline):
-        dataset, start = open_data(workload), 0
+        dataset = open_data(workload)
         model = build_stages(experiment, experiment.architecture, session, dataset)
         optimizer = optimizers.build(workload.optimizer, model.parameters())
     elif emulated is None:
         dataset = open_data(workload)
         model = build_model(workload, dataset)
         optimizer = optimizers.build(workload.optimizer, model.parameters())
-        start = _resume(workload, folder.path, model, optimizer)
     else:
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
         dataset, model = data.open("synthetic", input_shape=(1,)), emulated
         optimizer = optimizers.build(workload.optimizer, model.parameters())
-        start = _resume(workload, folder.path, model, optimizer)
+    if not isinstance(model, PipelineModel):
+        resumed = _found(workload, folder.path)
+    start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
     session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
     session.step = start
+    if resumed is not None:
+        _go_on(resumed, experiment, session)
 
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
+    if start >= num_steps:
+        problem = f"{workload.resume} has {start} steps behind it, and {num_steps} were asked for."
+        raise SpecError("resume", problem, "ask for more steps or epochs.")
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
     if isinstance(model, PipelineModel):
         source = _source_of_stages(workload, dataset, session, model, worker.device)
@@ -78,7 +88,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
             with session.clock.paused("balancing"):
                 balance(session, shares)
         every = workload.checkpoint_every
-        if every and (step + 1) % every == 0 and step + 1 < num_steps:
+        if every and ((step + 1) % every == 0 or step + 1 == num_steps):
             with session.clock.paused("checkpoint"):
                 worker.save(folder.path, step + 1)
     worker.finish(dataset)
@@ -160,7 +170,7 @@ class _Worker:
         num_steps: int,
         knows_loss: bool,
     ) -> None:
-        self._workload, self._session = experiment.workload, session
+        self._experiment, self._workload, self._session = experiment, experiment.workload, session
         self._model, self._optimizer, self._num_steps = model, optimizer, num_steps
         self.device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
@@ -216,9 +226,26 @@ class _Worker:
         return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def save(self, run: Path, next_step: int) -> None:
+        """One that cannot be written ends no training but the last one, which nothing follows."""
+        session = self._session
         self._architecture.settle()
-        if self._session.rank == 0:
-            checkpoint.save(run, step=next_step, model=self._model, optimizer=self._optimizer)
+        try:
+            checkpoint.save(
+                run,
+                step=next_step,
+                model=self._model,
+                optimizer=self._optimizer,
+                architecture=self._architecture,
+                experiment=self._experiment,
+                store=session.store,
+                rank=session.rank,
+            )
+        except RecordError as error:
+            if next_step >= self._num_steps:
+                raise
+            text = f"{error} The one before is kept, and training goes on."
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+            session.note(text, "warning")
 
     def finish(self, dataset: data.Dataset) -> None:
         """Bring the weights to rest, and measure them where asked."""
@@ -334,9 +361,20 @@ def _timed(
         yield inputs, targets
 
 
-def _resume(workload: spec.Workload, own: Path, model: nn.Module, optimizer: Optimizer) -> int:
+def _found(workload: spec.Workload, own: Path) -> Found | None:
     """A run that was started again goes on from its own checkpoints, before another's."""
-    run = own if checkpoint.exists(own) else Path(workload.resume) if workload.resume else None
-    if run is None:
-        return 0
-    return checkpoint.load(checkpoint.latest(run), model=model, optimizer=optimizer)
+    if checkpoints.exist(own):
+        return checkpoints.choose(own)
+    return checkpoints.choose(Path(workload.resume)) if workload.resume else None
+
+
+def _go_on(found: Found, experiment: spec.Experiment, session: Session) -> None:
+    """Give the architecture what it kept, and say where this run is not the one that stopped."""
+    assert session.architecture is not None
+    told = [*found.passed_over, *checkpoints.differences(found, experiment)]
+    was, now = found.manifest.facts, checkpoints.facts_of(experiment)
+    if was.architecture == now.architecture:
+        own = was.workers == now.workers
+        checkpoint.load_own(found, session.architecture, session.identity.name, own=own)
+    for text in told:
+        session.note(text)

@@ -1,8 +1,6 @@
 """A server member at work: one thread for each call of `distribute` that its workers make."""
 
 import threading
-from dataclasses import replace
-from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -29,10 +27,6 @@ class Serving:
         self.counters: dict[str, object] = {}
 
     def start(self, context: Context) -> None:
-        assert context.store is not None
-        # A connection of its own: whoever waits on one keeps others from using it.
-        store: Any = context.store
-        context = replace(context, store=store.clone())
         name = f"paceline-serving-{len(self._threads)}"
         thread = threading.Thread(target=self._serve, args=(context,), name=name, daemon=True)
         self._threads.append(thread)

@@ -160,6 +160,8 @@ class Session:
             records = stores.leave(store, self.identity, self.members, sent)
             if folder is not None:
                 gathering.unpack(folder, records)
+        if isinstance(store, stores.JobStore):
+            store.close()
 
     def context(self, device: torch.device, number: int) -> Context:
         """What the architecture of the `number`th call of `distribute` may use."""

@@ -1,63 +1,153 @@
 """The store: where members leave each other notes before they can talk, and after they are done.
 
-torch's TCPStore, kept by worker 0 or by the launcher where it has one. Values are text; nothing
-read from it is unpickled.
+Worker 0 keeps it (`wire/store.py`), and answers members only. Values are bytes or text; nothing
+read from it is unpickled. To torch it looks like one of its own stores, so that gloo meets there.
 """
 
 import contextlib
-from collections.abc import Iterable
+import json
+import socket
+import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistError
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError, DistNetworkError, DistStoreError
 
-from paceline.errors import DeadlineError, MissingError, PacelineError
+from paceline.errors import DeadlineError, ExchangeError, MissingError, PacelineError
 from paceline.launch import Identity, doctor
+from paceline.wire import JobKey, StoreClient, StoreKeeper
+from paceline.wire.store import Add, Check, Delete, Get, Request, Set, Wait, as_bytes
 
 DEADLINE_SECONDS = 120.0
 LEAVE_SECONDS = 60.0
+POLL_SECONDS = 0.05
 
 
-def open_store(identity: Identity) -> Store | None:
+class JobStore(Store):
+    """The job's store as torch's interface has it; any thread may use it."""
+
+    def __init__(self, client: StoreClient, keeper: StoreKeeper | None) -> None:
+        super().__init__()
+        self.keeper = keeper
+        """Where this process keeps the store."""
+
+        self._client = client
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask(Set(key, as_bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._ask(Get(key)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        seconds = DEADLINE_SECONDS if timeout is None else timeout.total_seconds()
+        self._ask(Wait(list(keys)), seconds)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._ask(Check(list(keys))))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask(Add(key, amount)))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask(Delete(key)))
+
+    def close(self) -> None:
+        self._client.close()
+        if self.keeper is not None:
+            self.keeper.close()
+
+    def _ask(self, request: Request, seconds: float = DEADLINE_SECONDS) -> Any:
+        """Errors are torch's: its own code, gloo's among it, knows no others."""
+        try:
+            return self._client.ask(request, seconds)
+        except TimeoutError as error:
+            raise DistStoreError(f"wait timeout after {seconds:g} s: {request!r}") from error
+        except (OSError, EOFError, DeadlineError, ExchangeError) as error:
+            raise DistNetworkError(f"the job's store is gone: {error}") from error
+
+
+_kept: list[JobStore] = []
+"""torch's objects refer to a store without keeping it; groups are never freed (decision 0004)."""
+
+
+def open_store(identity: Identity) -> JobStore | None:
     """Meet the others; None for a job of one member."""
     if identity.workers + identity.servers == 1:
         return None
+    key, keeper = JobKey(identity.key), None
+    if identity.index == 0:
+        keeper = StoreKeeper(_listener(identity), key)
     address, _, port = identity.coordinator.rpartition(":")
-    options: dict[str, Any] = {}
-    if keeps(identity) and identity.coordinator_descriptor >= 0:
-        options["master_listen_fd"] = identity.coordinator_descriptor
+    if identity.store_is_kept:
+        address, port = _told(identity, key, keeper)
+    elif keeper is not None and identity.on_one_host:
+        address, port = keeper.address
     try:
-        store = TCPStore(
-            address,
-            int(port),
-            is_master=keeps(identity),
-            wait_for_workers=False,
-            timeout=timedelta(seconds=DEADLINE_SECONDS),
-            **options,
+        client = StoreClient(address, int(port), key, identity.name, DEADLINE_SECONDS)
+    except (OSError, DeadlineError) as error:
+        if keeper is not None:
+            keeper.close()
+        raise _cannot_meet(identity) from error
+    store = JobStore(client, keeper)
+    _kept.append(store)
+    return store
+
+
+def _listener(identity: Identity) -> socket.socket:
+    """Where worker 0 keeps the store: a socket it was given, or the coordinator's port."""
+    if identity.coordinator_descriptor >= 0:
+        return socket.socket(fileno=identity.coordinator_descriptor)
+    address, _, port = identity.coordinator.rpartition(":")
+    if identity.store_is_kept:  # that port is the launcher's own
+        port = "0"
+    # A host may know itself by a name that leads nowhere for others, so it listens everywhere.
+    where = address if identity.on_one_host else ""
+    try:
+        return socket.create_server((where, int(port)), backlog=1024)
+    except OSError as error:
+        problem = f"worker0 cannot listen at {identity.coordinator}: {error}"
+        raise MissingError(problem, "name a free port: PACELINE_COORDINATOR=HOST:PORT.") from error
+
+
+def _told(identity: Identity, key: JobKey, keeper: StoreKeeper | None) -> tuple[str, str]:
+    """Where worker 0 keeps the store, told through the launcher's own, which anybody may write to:
+    so what is told carries a proof, and what does not is not listened to."""
+    address, _, port = identity.coordinator.rpartition(":")
+    try:
+        open_to_all = TCPStore(
+            address, int(port), is_master=False, timeout=timedelta(seconds=DEADLINE_SECONDS)
         )
     except (DistError, RuntimeError) as error:
-        raise _cannot_meet(identity, error) from error
-    # A store that the launcher keeps outlives its restarts, and so would an old attempt's notes.
-    return PrefixStore(f"attempt{identity.attempt}", store) if identity.store_is_kept else store
+        raise _cannot_meet(identity) from error
+    name = f"paceline/{identity.attempt}"
+    if keeper is not None:
+        there = f"{identity.address}:{keeper.address[1]}"
+        proof = key.derive(b"store", name.encode(), there.encode()).hex()
+        open_to_all.set(name, json.dumps([there, proof]))
+        return identity.address, keeper.address[1]
+    end = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(DistError, RuntimeError, ValueError, TypeError, AttributeError):
+            if open_to_all.check([name]):
+                there, proof = json.loads(open_to_all.get(name))
+                if key.matches(bytes.fromhex(proof), b"store", name.encode(), there.encode()):
+                    address, _, port = there.rpartition(":")
+                    return address, port
+        time.sleep(POLL_SECONDS)
+    raise DeadlineError("learning where worker0 keeps the store", DEADLINE_SECONDS, ["worker0"])
 
 
-def _cannot_meet(identity: Identity, error: Exception) -> PacelineError:
-    """The cause that the store could not be opened, as far as it can be found out."""
+def _cannot_meet(identity: Identity) -> PacelineError:
+    """The cause that the store could not be reached, as far as it can be found out."""
     address, _, port = identity.coordinator.rpartition(":")
-    if keeps(identity):
-        problem = f"worker0 cannot listen at {identity.coordinator}: {error}"
-        return MissingError(problem, "name a free port: PACELINE_COORDINATOR=HOST:PORT.")
     problem = doctor.reach(address, int(port))
-    if problem:
+    if problem and identity.index != 0:
         return MissingError(*doctor.unreachable(identity, problem, DEADLINE_SECONDS))
     who = f"worker0 at {identity.coordinator}"
     return DeadlineError("meeting at the store", DEADLINE_SECONDS, [who])
-
-
-def keeps(identity: Identity) -> bool:
-    """Whether the store lives in this process."""
-    return identity.index == 0 and not identity.store_is_kept
 
 
 def leave(

@@ -3,7 +3,18 @@
 from paceline.wire.keys import JobKey
 from paceline.wire.post import Parcel, Post
 from paceline.wire.segment import Segment, Ticket
+from paceline.wire.store import StoreClient, StoreKeeper
 from paceline.wire.stream import StreamPost
 from paceline.wire.zeromq import ZeroMqPost
 
-__all__ = ["JobKey", "Parcel", "Post", "Segment", "StreamPost", "Ticket", "ZeroMqPost"]
+__all__ = [
+    "JobKey",
+    "Parcel",
+    "Post",
+    "Segment",
+    "StoreClient",
+    "StoreKeeper",
+    "StreamPost",
+    "Ticket",
+    "ZeroMqPost",
+]

@@ -12,18 +12,20 @@ class JobKey:
     """Everyone who knows the secret is a member; nobody else is."""
 
     def __init__(self, secret: str) -> None:
+        assert secret, "a job of several members has a key"
         self._secret = secret.encode()
 
     @classmethod
     def random(cls) -> "JobKey":
         return cls(secrets.token_hex(32))
 
-    def proof(self, name: str) -> bytes:
-        """Shows that the member called `name` knows the secret, without telling it."""
-        return hmac.digest(self._secret, b"member " + name.encode(), "sha256")
+    def derive(self, purpose: bytes, *parts: bytes) -> bytes:
+        """32 bytes that only a member can make, others for every purpose and every part."""
+        told = b"".join(len(part).to_bytes(4, "little") + part for part in (purpose, *parts))
+        return hmac.digest(self._secret, told, "sha256")
 
-    def accepts(self, name: str, proof: bytes) -> bool:
-        return hmac.compare_digest(self.proof(name), proof)
+    def matches(self, proof: bytes, purpose: bytes, *parts: bytes) -> bool:
+        return hmac.compare_digest(self.derive(purpose, *parts), proof)
 
     def protect_server(self, socket: zmq.Socket[bytes]) -> None:
         """CurveZMQ: only a client that can derive our public key completes the handshake."""

@@ -1,56 +1,50 @@
 """Parcels on plain sockets: TCP between hosts, an abstract Unix socket inside one.
 
 A payload goes to the kernel from the memory it is in, and comes from the kernel into the memory
-where it belongs: the kernel's own two copies are all there are. A parcel on the wire is
-
-    length of the head (4 bytes) | head: sizes of the payloads, messages (msgpack) | payloads
-
-and a connection begins with a head that says who calls and proves that it knows the job's key.
+where it belongs: the kernel's own two copies are all there are. `line.py` has the bytes of one
+connection. Each begins with the handshake (`handshake.py`); until it is done nothing else is read
+or sent. Whoever calls and does not show in time that it knows the job's key is shown the door, and
+costs no more than a place among few.
 """
 
+import contextlib
+import errno
 import os
 import secrets
 import select
 import socket
-import struct
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, Generic
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from paceline.errors import ExchangeError
+from paceline.wire.handshake import HELLO_BYTES, Callee, Caller, Lobby
 from paceline.wire.keys import JobKey
+from paceline.wire.line import CONNECT_SECONDS, LENGTH, Stream, accepted, connected
 from paceline.wire.post import LINGER_SECONDS, Parcel, Post, T
 
-_LENGTH = struct.Struct("<I")
-_HEAD_BYTES = 4096
-"""Read at once where a head is expected; what it holds of a payload is copied once more."""
-
-_HELLO_BYTES = 1024
 _TURN_BYTES = 8 << 20
 """Read from one connection before the others get their turn."""
 
-_PATIENT_BYTES = 512 << 10
-"""A large payload wakes the thread when so much of it has come, not at every packet."""
+_AGAIN_SECONDS = 0.1
+"""Until one that was not let in calls again, and until one without room for a line looks again."""
 
-_LOOPBACK_BYTES = 512 << 10
-"""The kernel holds of what is to be sent inside one host: more would fall out of the cores' cache
-before it is read. Between hosts the kernel finds what the way needs."""
-
-_UNSENT_BYTES = 256 << 10
-"""The kernel holds for another host beyond what is on its way: nothing can overtake it there."""
-
-_BUFFERS_AT_ONCE = 64
-CONNECT_SECONDS = 30.0
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class _Hello(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    proof: bytes
+@dataclass(slots=True)
+class _Call:
+    """A server that has not let us in yet."""
+
+    endpoint: str
+    until: float | None = None
+    """When we give up, once the line was lost. One that is silent may still be getting ready."""
+
+    again_at: float | None = None
+    """When to call again, after the line was lost."""
 
 
 class StreamPost(Post[T]):
@@ -60,9 +54,13 @@ class StreamPost(Post[T]):
         super().__init__(name, key)
         self._decoder = msgspec.msgpack.Decoder(tuple[list[int], list[kind]])
         self._listener: socket.socket | None = None
-        self._servers: dict[str, _Stream[T]] = {}
-        self._workers: dict[str, _Stream[T]] = {}
-        self._streams: dict[int, _Stream[T]] = {}
+        self._listens_at: float | None = None
+        """When to listen again, while there is no room for another line."""
+        self._servers: dict[str, Stream[T]] = {}
+        self._workers: dict[str, Stream[T]] = {}
+        self._streams: dict[int, Stream[T]] = {}
+        self._lobby: Lobby[Stream[T]] = Lobby()
+        self._calls: dict[str, _Call] = {}
         self._poll = select.epoll()
         self._poll.register(self._wake_descriptor, select.EPOLLIN)
 
@@ -81,32 +79,45 @@ class StreamPost(Post[T]):
 
     def connect(self, peer: str, endpoint: str) -> None:
         try:
-            line = _connected(endpoint)
+            line = connected(endpoint)
         except OSError as error:
-            reason = f"{self.name} cannot reach {peer} at {endpoint} ({error.strerror or error})."
-            raise ExchangeError(reason) from error
-        stream = self._servers[peer] = self._add(line, peer)
-        hello = msgspec.msgpack.encode(_Hello(self.name, self._key.proof(self.name)))
-        self._write(stream, hello, ())
+            raise self._unreachable(peer, endpoint, error) from error
+        self._calls[peer] = _Call(endpoint)
+        stream: Stream[T] = Stream(line, peer, Caller(self._key, self.name, peer), False)
+        self._servers[peer] = stream
+        self._add(stream)
 
     def close(self) -> None:
         end = time.monotonic() + LINGER_SECONDS
-        waiting = select.poll()  # for room alone: what others still send is not read any more
+        # What others still send is not read any more, but for what lets us in.
+        waiting = select.poll()
         for stream in self._streams.values():
             if stream.unsent:
-                waiting.register(stream.line, select.POLLOUT)
+                waiting.register(stream.line, select.POLLOUT if stream.open else select.POLLIN)
         while any(s.unsent for s in self._streams.values()) and time.monotonic() < end:
             for descriptor, _ in waiting.poll(50):
                 stream = self._streams[descriptor]
-                stream.write()
-                if not stream.unsent:
+                self._finish(stream)
+                if stream.closed or not stream.unsent:
                     waiting.unregister(descriptor)
+                    stream.unsent.clear()
+                elif stream.open:
+                    waiting.modify(descriptor, select.POLLOUT)
         for stream in list(self._streams.values()):
             self._drop(stream)
         if self._listener is not None:
             self._listener.close()
         self._poll.close()
         os.close(self._wake_descriptor)
+
+    def _finish(self, stream: Stream[T]) -> None:
+        """Send more of what is left at the end, once we have been let in."""
+        if not stream.open:
+            stream.fill()
+            with contextlib.suppress(ExchangeError):
+                self._greet(stream)
+        if stream.open:
+            stream.write()
 
     def send(
         self,
@@ -124,13 +135,15 @@ class StreamPost(Post[T]):
 
     def _parcel(
         self,
-        stream: "_Stream[T] | None",
+        stream: Stream[T] | None,
         messages: Sequence[T],
         payloads: Sequence[Any],
         copy: bool = False,
         tracked: bool = False,
     ) -> None:
-        if stream is None or stream.closed or stream.is_deaf:
+        if stream is None or stream.is_deaf:
+            return
+        if stream.closed and stream.peer not in self._calls:
             return
         views = [memoryview(payload).cast("B") for payload in payloads]
         head = self._encoder.encode(([len(view) for view in views], messages))
@@ -141,17 +154,17 @@ class StreamPost(Post[T]):
 
     def _write(
         self,
-        stream: "_Stream[T]",
+        stream: Stream[T],
         head: bytes,
         views: Sequence[memoryview],
         tracked: Sequence[T] | None = None,
     ) -> None:
-        idle = not stream.unsent
-        stream.put([_LENGTH.pack(len(head)) + head, *views], tracked)
+        idle = stream.open and not stream.unsent
+        stream.put([LENGTH.pack(len(head)) + head, *views], tracked)
         if idle:
             self._go_on(stream)
 
-    def _go_on(self, stream: "_Stream[T]") -> None:
+    def _go_on(self, stream: Stream[T]) -> None:
         """Send what the kernel takes now; ask to be told when it takes more."""
         waited = stream.waits
         self.bytes_sent += stream.write()
@@ -163,6 +176,9 @@ class StreamPost(Post[T]):
 
     def _receive(self, timeout_seconds: float) -> list[Parcel[T]]:
         parcels: list[Parcel[T]] = []
+        unsettled = bool(self._calls or self._lobby) or self._listens_at is not None
+        if unsettled:
+            timeout_seconds = self._lobby.timeout(min(timeout_seconds, _AGAIN_SECONDS))
         for descriptor, events in self._poll.poll(max(0.0, timeout_seconds)):
             if descriptor == self._wake_descriptor:
                 self._awake()
@@ -174,17 +190,19 @@ class StreamPost(Post[T]):
                     self._read(stream, parcels)
             elif self._listener is not None:
                 self._admit(self._listener)
+        if unsettled:  # after all that came in time was read
+            self._settle_calls()
         return parcels
 
-    def _read(self, stream: "_Stream[T]", parcels: list[Parcel[T]]) -> None:
+    def _read(self, stream: Stream[T], parcels: list[Parcel[T]]) -> None:
         """Add to `parcels` what one connection has, up to a fair number of bytes."""
         before = stream.bytes_received
         more = True
         while more and not stream.closed and stream.bytes_received - before < _TURN_BYTES:
             more = stream.fill()
-            if not stream.peer:
-                self._welcome(stream)
-            while stream.peer and (parcel := self._next(stream)) is not None:
+            if not stream.open:
+                self._greet(stream)
+            while stream.open and (parcel := self._next(stream)) is not None:
                 parcels.append(parcel)
         self.bytes_received += stream.bytes_received - before
         if stream.closed:
@@ -192,7 +210,7 @@ class StreamPost(Post[T]):
         else:
             stream.be_patient()
 
-    def _next(self, stream: "_Stream[T]") -> Parcel[T] | None:
+    def _next(self, stream: Stream[T]) -> Parcel[T] | None:
         """The next parcel that has wholly come."""
         if stream.messages is None:
             head = stream.take_head()
@@ -209,194 +227,126 @@ class StreamPost(Post[T]):
         messages, stream.messages = stream.messages, None
         return Parcel(stream.peer, messages, stream.payloads, stream.for_server)
 
-    def _welcome(self, stream: "_Stream[T]") -> None:
-        """Find out who has called; a stranger is shown the door."""
-        if (head := stream.take_head(at_most=_HELLO_BYTES)) is None:
-            if stream.closed:
-                self.refused += 1
-            return
-        try:
-            hello = msgspec.msgpack.decode(head, type=_Hello)
-        except msgspec.MsgspecError:
-            hello = _Hello("", b"")
-        if self._key.accepts(hello.name, hello.proof):
-            stream.peer = hello.name
-            self._workers[hello.name] = stream
-        else:
+    def _greet(self, stream: Stream[T]) -> None:
+        """Go on with the handshake, as far as what has come allows."""
+        while not stream.open and not stream.closed:
+            head = stream.take_head(at_most=HELLO_BYTES)
+            if head is None:
+                break
+            if isinstance(stream.handshake, Callee):
+                self._welcome(stream, stream.handshake, head)
+            else:
+                self._introduce(stream, stream.handshake, bytes(head))
+        if stream.closed and stream.for_server and not stream.open:
             self.refused += 1
+
+    def _welcome(self, stream: Stream[T], handshake: Callee, hello: memoryview) -> None:
+        """Somebody says who it is: a member is let in, a stranger is told nothing."""
+        answer = handshake.welcome(hello)
+        stream.say(answer or b"")
+        if answer is None:
             stream.closed = True
+            return
+        self._lobby.leave(stream)
+        stream.open, stream.peer = True, handshake.caller
+        self._workers[stream.peer] = stream
+
+    def _introduce(self, stream: Stream[T], handshake: Caller, head: bytes) -> None:
+        """The server asks who we are, or lets us in."""
+        if not handshake.has_answered and (hello := handshake.answer(head)) is not None:
+            stream.say(hello)
+        elif handshake.accepts(head):
+            stream.open = True
+            self._calls.pop(stream.peer, None)
+            self._go_on(stream)
+        else:
+            there = self._calls[stream.peer].endpoint
+            reason = f"{self.name} and {stream.peer} at {there} do not know the same key"
+            raise ExchangeError(f"{reason}; give every host the same PACELINE_KEY.")
 
     def _admit(self, listener: socket.socket) -> None:
+        """Take one that calls; whatever is wrong with it is its own affair."""
         try:
-            line, _ = listener.accept()
-        except BlockingIOError:  # who called has given up
+            line = accepted(listener)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._make_room(listener)
+            elif not isinstance(error, BlockingIOError):  # a stranger, or it has given up
+                self.refused += 1
             return
-        self._add(line, peer="")
+        handshake = Callee(self._key, self.name)
+        stream: Stream[T] = Stream(line, "", handshake, for_server=True)
+        self._add(stream)
+        stream.say(handshake.challenge)
+        gone = self._lobby.enter(stream)
+        if gone is not None:
+            self._refuse(gone)
 
-    def _add(self, line: socket.socket, peer: str) -> "_Stream[T]":
-        """Take up a connection to `peer`, or from one who has not said yet who it is."""
-        line.setblocking(False)
-        if line.family != socket.AF_UNIX:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if line.getsockname()[0] == line.getpeername()[0]:
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BYTES)
-            else:
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        stream: _Stream[T] = _Stream(line, peer, for_server=not peer)
-        self._streams[line.fileno()] = stream
-        self._poll.register(line, select.EPOLLIN)
-        return stream
+    def _make_room(self, listener: socket.socket) -> None:
+        """There are no descriptors left: those go who have not said who they are; then we pause."""
+        for stream in self._lobby.everybody():
+            self._refuse(stream)
+        self._poll.unregister(listener)
+        self._listens_at = time.monotonic() + _AGAIN_SECONDS
 
-    def _drop(self, stream: "_Stream[T]") -> None:
-        if stream in (self._servers.get(stream.peer), self._workers.get(stream.peer)):
+    def _settle_calls(self) -> None:
+        """End what takes too long, and call again where we were not let in."""
+        now = time.monotonic()
+        for stream in self._lobby.overdue():
+            self._refuse(stream)
+        if self._listens_at is not None and now >= self._listens_at:
+            assert self._listener is not None
+            self._poll.register(self._listener, select.EPOLLIN)
+            self._listens_at = None
+        for peer, call in list(self._calls.items()):
+            if call.again_at is not None and now >= call.again_at:
+                self._call_again(peer, call)
+
+    def _call_again(self, peer: str, call: _Call) -> None:
+        """The line was lost before we were let in: too many called at once."""
+        stream, now = self._servers[peer], time.monotonic()
+        call.until = call.until or now + CONNECT_SECONDS
+        if now >= call.until:
+            error = ConnectionError("it closes the connection before it lets us in")
+            raise self._unreachable(peer, call.endpoint, error)
+        try:
+            line = connected(call.endpoint, call.until - now)
+        except OSError as error:
+            raise self._unreachable(peer, call.endpoint, error) from error
+        call.again_at = None
+        again: Stream[T] = Stream(line, peer, Caller(self._key, self.name, peer), False)
+        again.unsent, again.tracked, again.bytes_put = (
+            stream.unsent,
+            stream.tracked,
+            stream.bytes_put,
+        )
+        self._servers[peer] = again
+        self._add(again)
+
+    def _unreachable(self, peer: str, endpoint: str, error: OSError) -> ExchangeError:
+        reason = error.strerror or str(error)
+        return ExchangeError(f"{self.name} cannot reach {peer} at {endpoint} ({reason}).")
+
+    def _add(self, stream: Stream[T]) -> None:
+        self._streams[stream.line.fileno()] = stream
+        self._poll.register(stream.line, select.EPOLLIN)
+
+    def _refuse(self, stream: Stream[T]) -> None:
+        self.refused += 1
+        self._drop(stream)
+
+    def _drop(self, stream: Stream[T]) -> None:
+        known = (self._servers.get(stream.peer), self._workers.get(stream.peer))
+        if stream.open and stream in known:
             self.lost.append(stream.peer)
         stream.closed = True
-        stream.unsent.clear()
+        self._lobby.leave(stream)
         if self._streams.pop(stream.line.fileno(), None) is not None:
             self._poll.unregister(stream.line)
             stream.line.close()
+        if (call := self._calls.get(stream.peer)) is not None and not stream.for_server:
+            call.again_at = time.monotonic() + _AGAIN_SECONDS
+            return
+        stream.unsent.clear()
         if self._workers.get(stream.peer) is stream:
             del self._workers[stream.peer]
-
-
-class _Stream(Generic[T]):
-    """One connection: what is still to be sent, and the parcel that is just coming."""
-
-    def __init__(self, line: socket.socket, peer: str, for_server: bool) -> None:
-        self.line, self.peer, self.for_server = line, peer, for_server
-        self.closed = False
-        self.is_deaf = False
-        """The other side takes no more; what it has sent may still be on its way."""
-        self.waits = False
-        """For the kernel to take more."""
-        self.unsent: deque[memoryview | bytes] = deque()
-        self.bytes_put = self.bytes_sent = self.bytes_received = 0
-        self.tracked: deque[tuple[int, Sequence[T]]] = deque()
-        """At how many bytes sent which messages have departed."""
-        self.messages: list[T] | None = None
-        """Of the parcel whose payloads are coming."""
-        self.payloads: list[memoryview | None] = []
-        self.missing: deque[memoryview] = deque()
-        """What of the payloads has not come, in order."""
-        self._start = memoryview(bytearray(_HEAD_BYTES))
-        self._begin = self._end = 0
-        self._lowest = 1
-        self._is_tcp = line.family != socket.AF_UNIX
-
-    def put(self, parts: Sequence[memoryview | bytes], tracked: Sequence[T] | None) -> None:
-        """To be sent; `tracked` are the messages to tell of when all of it has been."""
-        self.unsent.extend(parts)
-        self.bytes_put += sum(map(len, parts))
-        if tracked is not None:
-            self.tracked.append((self.bytes_put, tracked))
-
-    def departed(self) -> Iterator[Sequence[T]]:
-        while self.tracked and self.tracked[0][0] <= self.bytes_sent:
-            yield self.tracked.popleft()[1]
-
-    def write(self) -> int:
-        """Hand the kernel what it takes; returns the bytes."""
-        unsent, total = self.unsent, 0
-        self.waits = False
-        while unsent:
-            try:
-                count = self.line.sendmsg(islice(unsent, _BUFFERS_AT_ONCE))
-            except BlockingIOError:
-                self.waits = True
-                break
-            except OSError:  # its last words are read before it is dropped
-                self.is_deaf = True
-                unsent.clear()
-                break
-            total += count
-            while unsent and count >= len(unsent[0]):
-                count -= len(unsent.popleft())
-            if count:  # it took a part, so it has no more room
-                unsent[0] = unsent[0][count:]
-                self.waits = True
-                break
-        self.bytes_sent += total
-        return total
-
-    def fill(self) -> bool:
-        """Take once from the kernel: what is missing of payloads, and what follows to where heads
-        come. False when it has no more for now."""
-        missing, room = self.missing, self._start[self._end :]
-        try:
-            count = self.line.recvmsg_into([*missing, room])[0]
-        except BlockingIOError:
-            return False
-        except OSError:
-            count = 0
-        if count == 0:
-            self.closed = True
-            return False
-        self.bytes_received += count
-        while missing and count >= len(missing[0]):
-            count -= len(missing.popleft())
-        if missing:
-            missing[0] = missing[0][count:]
-            return False
-        self._end += count
-        return count == len(room)
-
-    def take_head(self, at_most: int | None = None) -> memoryview | None:
-        """The next head, when all of it is there; more than `at_most` bytes close the line. It is
-        to be read before more is taken from the kernel."""
-        there = self._end - self._begin
-        if there < _LENGTH.size:
-            self._make_room(_LENGTH.size)
-            return None
-        (length,) = _LENGTH.unpack_from(self._start, self._begin)
-        if at_most is not None and length > at_most:
-            self.closed = True
-            return None
-        if there < _LENGTH.size + length:
-            self._make_room(_LENGTH.size + length)
-            return None
-        begin = self._begin + _LENGTH.size
-        self._begin = begin + length
-        return self._start[begin : self._begin]
-
-    def expect(self, sizes: Sequence[int], place: memoryview | None) -> None:
-        """Payloads of these sizes follow; the first belongs into `place`, if it is given."""
-        self.payloads = []
-        for number, size in enumerate(sizes):
-            if number == 0 and place is not None and place.nbytes == size:
-                target = place
-                self.payloads.append(None)
-            else:
-                target = np.empty(size, dtype=np.uint8).data
-                self.payloads.append(target)
-            there = min(size, self._end - self._begin)
-            target[:there] = self._start[self._begin : self._begin + there]
-            self._begin += there
-            if there < size:
-                self.missing.append(target[there:])
-        if self._begin == self._end:
-            self._begin = self._end = 0
-
-    def _make_room(self, needed: int) -> None:
-        """Move what is there to the front, in a buffer that can hold `needed` bytes."""
-        there = bytes(self._start[self._begin : self._end])
-        if needed > len(self._start):
-            self._start = memoryview(bytearray(needed))
-        self._start[: len(there)] = there
-        self._begin, self._end = 0, len(there)
-
-    def be_patient(self) -> None:
-        """Have the kernel wake us for many bytes of a payload, for any of a head."""
-        lowest = min(len(self.missing[0]), _PATIENT_BYTES) if self.missing else 1
-        if lowest != self._lowest and self._is_tcp:
-            self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
-            self._lowest = lowest
-
-
-def _connected(endpoint: str) -> socket.socket:
-    if endpoint.startswith("@"):
-        line = socket.socket(socket.AF_UNIX)
-        line.settimeout(CONNECT_SECONDS)
-        line.connect("\0" + endpoint[1:])
-        return line
-    address, port = endpoint.rsplit(":", 1)
-    return socket.create_connection((address, int(port)), timeout=CONNECT_SECONDS)

@@ -14,6 +14,7 @@ from zmq.utils import garbage
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import ExchangeError
+from paceline.wire.handshake import HELLO_SECONDS
 from paceline.wire.keys import JobKey
 from paceline.wire.post import LINGER_SECONDS, Parcel, Post, T
 
@@ -73,7 +74,7 @@ class ZeroMqPost(Post[T]):
         self._key.protect_client(socket)
         monitor = self._watch(socket)
         socket.connect(endpoint)
-        socket.send(self._key.proof(self.name))
+        socket.send(self._key.derive(b"member", self.name.encode()))
         self._servers[peer] = _Line(socket, monitor)
         self._poller.register(socket, zmq.POLLIN)
 
@@ -158,6 +159,8 @@ class ZeroMqPost(Post[T]):
         """One that takes so many parcels before they are sent; 0: any number."""
         socket = self._context.socket(kind)
         socket.sndhwm, socket.rcvhwm = parcels, 0
+        # Who has called and does not finish the handshake of CurveZMQ goes soon.
+        socket.handshake_ivl = round(1000 * HELLO_SECONDS)
         return socket
 
     def _transmit(
@@ -176,12 +179,16 @@ class ZeroMqPost(Post[T]):
             sender, line = frames[0].bytes.decode(errors="replace"), frames[1].get(zmq.SRCFD)
             if sender in gone or self._callers.get(line) == sender:
                 parcels.append(self._unpack(sender, frames[1:], for_server=True))
-            elif len(frames) == 2 and self._key.accepts(sender, frames[1].bytes):
+            elif len(frames) == 2 and self._is_proof(frames[1].bytes, sender):
                 self._callers[line] = sender
             else:
                 self.refused += 1
         self.lost.extend(filter(None, gone))
         return parcels
+
+    def _is_proof(self, said: bytes, sender: str) -> bool:
+        """CurveZMQ has let it in, so it knows the key; this shows by which name."""
+        return self._key.matches(said, b"member", sender.encode())
 
     def _unpack(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Parcel[T]:
         self.bytes_received += sum(len(frame) for frame in frames)

@@ -44,8 +44,10 @@ def test_resuming_gives_the_curve_without_the_break(tmp_path):
     whole = curve(run(tmp_path, "whole", **options))
     first = run(tmp_path, "first", **{**options, "checkpoint_every": 3})
     checkpoints = sorted(path.name for path in (first.path / "checkpoints").iterdir())
-    assert checkpoints == ["step-00000003.pt"]  # whole, and no partial file beside it
-    resumed = curve(run(tmp_path, "resumed", **options, resume=str(first.path)))
+    saved = ["step-00000003", "step-00000006"]  # the last weights too, and no partial file
+    assert checkpoints == [f"{name}.{kind}" for name in saved for kind in ("json", "pt")]
+    middle = first.path / "checkpoints" / "step-00000003.json"
+    resumed = curve(run(tmp_path, "resumed", **options, resume=str(middle)))
     assert list(resumed) == [3, 4, 5]
     assert resumed == {step: loss for step, loss in whole.items() if step >= 3}
 

@@ -106,6 +106,15 @@ class SynchronousServer:
         share_rest(buffers, self._opened.meeting, self._opened.leads, f"settled{self._settled}")
         self._settled += 1
 
+    def state(self) -> dict[str, Any]:
+        """What compression has left out; a worker without it has nothing of its own."""
+        kept = self._opened.worker.codec.left_out()
+        return {"left_out": {c: values.clone() for c, values in kept.items()}} if kept else {}
+
+    def restore(self, state: dict[str, Any], *, own: bool) -> None:
+        if own:
+            self._opened.worker.codec.put_back(state["left_out"])
+
     def counters(self) -> dict[str, object]:
         return self._exchange.counters() if self._exchange is not None else {}
 

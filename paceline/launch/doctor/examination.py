@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from paceline.launch.identity import Identity, member_name
 
 ROUND_SECONDS = 60.0
 LARGEST_MESSAGE_BYTES = 2**24
+LARGEST_HELLO_BYTES = 2**17
+CALLERS_AT_ONCE = 128
+"""That have not said who they are."""
 
 T = TypeVar("T")
 
@@ -148,20 +152,52 @@ def _gather(
     stack: contextlib.ExitStack,
     deadline_seconds: float,
 ) -> dict[int, tuple[_Hello, "_Line"]]:
-    """The others, as far as they come in time."""
+    """The others, as far as they come in time; who is silent or a stranger holds up nobody."""
     deadline = time.monotonic() + deadline_seconds
     lines: dict[int, tuple[_Hello, _Line]] = {}
-    while len(lines) < identity.members - 1 and time.monotonic() < deadline:
-        listener.settimeout(max(0.001, deadline - time.monotonic()))
-        with contextlib.suppress(OSError, ExchangeError):
-            line = stack.enter_context(_Line(listener.accept()[0]))
-            challenge = secrets.token_hex(16)
-            line.send(challenge)
-            hello = line.receive(_Hello, 5.0)
-            known = hmac.compare_digest(hello.proof, _proof(identity.key, challenge))
-            if known and 0 < hello.index < identity.members:
-                lines[hello.index] = (hello, line)
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while len(lines) < identity.members - 1 and time.monotonic() < deadline:
+            for event, _ in selector.select(max(0.001, deadline - time.monotonic())):
+                if event.data is None:
+                    with contextlib.suppress(OSError):
+                        line = stack.enter_context(_Line(listener.accept()[0]))
+                        line.send(line.challenge)
+                        selector.register(line.peer, selectors.EVENT_READ, line)
+                    _make_room(selector, listener)
+                    continue
+                hello = _heard(event.data, selector)
+                if hello is None:
+                    continue
+                known = hmac.compare_digest(hello.proof, _proof(identity.key, event.data.challenge))
+                if known and 0 < hello.index < identity.members:
+                    lines[hello.index] = (hello, event.data)
+                else:
+                    event.data.peer.close()
     return lines
+
+
+def _heard(line: "_Line", selector: selectors.BaseSelector) -> _Hello | None:
+    """What one that called says, once all of it is there; it is listened to no longer then."""
+    try:
+        hello = line.take(_Hello, LARGEST_HELLO_BYTES)
+    except (OSError, ExchangeError):
+        selector.unregister(line.peer)
+        line.peer.close()
+        return None
+    if hello is not None:
+        selector.unregister(line.peer)
+    return hello
+
+
+def _make_room(selector: selectors.BaseSelector, listener: socket.socket) -> None:
+    """Of many that call and say nothing the first one goes."""
+    silent = [key for key in selector.get_map().values() if key.fileobj is not listener]
+    if len(silent) > CALLERS_AT_ONCE:
+        first = silent[0]
+        selector.unregister(first.fileobj)
+        first.data.peer.close()
 
 
 def _attend(
@@ -241,26 +277,39 @@ class _Line:
     """A connection that carries one JSON value a line."""
 
     def __init__(self, peer: socket.socket) -> None:
-        self._peer, self._rest = peer, b""
+        self.peer, self._rest = peer, b""
+        self.challenge = secrets.token_hex(16)
 
     def __enter__(self) -> "_Line":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._peer.close()
+        self.peer.close()
 
     def send(self, value: object) -> None:
-        self._peer.settimeout(ROUND_SECONDS)
-        self._peer.sendall(msgspec.json.encode(value) + b"\n")
+        self.peer.settimeout(ROUND_SECONDS)
+        self.peer.sendall(msgspec.json.encode(value) + b"\n")
 
     def receive(self, kind: type[T], timeout_seconds: float) -> T:
         deadline = time.monotonic() + timeout_seconds
         while b"\n" not in self._rest:
-            self._peer.settimeout(max(0.001, deadline - time.monotonic()))
-            more = self._peer.recv(65536)
+            self.peer.settimeout(max(0.001, deadline - time.monotonic()))
+            more = self.peer.recv(65536)
             if not more or len(self._rest) > LARGEST_MESSAGE_BYTES:
                 raise ExchangeError("the connection was closed in the middle of a message.")
             self._rest += more
+        return self._next(kind)
+
+    def take(self, kind: type[T], at_most: int) -> T | None:
+        """What has come, where it can be read at once; None while it is not whole."""
+        self.peer.settimeout(0.0)
+        more = self.peer.recv(65536)
+        if not more or len(self._rest) + len(more) > at_most:
+            raise ExchangeError("the connection was closed in the middle of a message.")
+        self._rest += more
+        return self._next(kind) if b"\n" in self._rest else None
+
+    def _next(self, kind: type[T]) -> T:
         content, _, self._rest = self._rest.partition(b"\n")
         try:
             return msgspec.json.decode(content, type=kind)

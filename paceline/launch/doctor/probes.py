@@ -6,6 +6,7 @@ that is the kind of port that training opens; whoever knows the examination's to
 
 import contextlib
 import errno
+import hmac
 import socket
 import struct
 import threading
@@ -21,6 +22,8 @@ BURST_SECONDS = 0.15
 FIRST_BURST_BYTES = 2**18
 LARGEST_BURST_BYTES = 2**28
 TOKEN_BYTES = 16
+TOKEN_SECONDS = 2.0
+VISITORS_AT_ONCE = 64
 
 _HEADER = struct.Struct("!cQ")
 _TIME = struct.Struct("!d")
@@ -77,15 +80,28 @@ class Door:
         self._listener.close()
 
     def _serve(self) -> None:
+        """Visitors come side by side, so that a silent one holds up nobody; and not too many."""
         self._listener.settimeout(0.1)
+        visits: list[threading.Thread] = []
         while not self._closing.is_set():
+            visits = [visit for visit in visits if visit.is_alive()]
+            if len(visits) >= VISITORS_AT_ONCE:
+                self._closing.wait(0.05)
+                continue
             with contextlib.suppress(OSError):
                 visitor, _ = self._listener.accept()
-                with visitor:
-                    visitor.settimeout(ANSWER_SECONDS)
-                    visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    if receive(visitor, TOKEN_BYTES) == self._token:
-                        self._answer(visitor)
+                visits.append(threading.Thread(target=self._attend, args=(visitor,), daemon=True))
+                visits[-1].start()
+        for visit in visits:
+            visit.join(timeout=TOKEN_SECONDS)
+
+    def _attend(self, visitor: socket.socket) -> None:
+        with contextlib.suppress(OSError, struct.error), visitor:
+            visitor.settimeout(TOKEN_SECONDS)
+            visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hmac.compare_digest(receive(visitor, TOKEN_BYTES), self._token):
+                visitor.settimeout(ANSWER_SECONDS)
+                self._answer(visitor)
 
     def _answer(self, visitor: socket.socket) -> None:
         """Pings are answered with the time, bursts with a sign that all has come."""

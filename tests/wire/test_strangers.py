@@ -1,0 +1,212 @@
+"""Who does not know the key gets in nowhere, learns nothing and holds up nobody."""
+
+import resource
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from paceline.protocol.messages import Answer, Push
+from paceline.wire import JobKey, StreamPost, handshake
+from paceline.wire.handshake import Callee, Caller, Lobby
+from paceline.wire.line import LENGTH
+
+KINDS = Push | Answer
+PUSH = Push(worker=0, chunk=3, step=1, version=1)
+
+
+@pytest.fixture
+def server():
+    post = StreamPost("server0", KINDS, JobKey("secret"))
+    yield post
+    post.close()
+
+
+def call(endpoint):
+    host, port = endpoint.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def serve(post, seconds):
+    parcels, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        parcels += post.receive(0.01)
+    return parcels
+
+
+def member_gets_through(server, endpoint, seconds=20.0):
+    """A worker's push arrives."""
+    worker = StreamPost("worker0", KINDS, JobKey("secret"))
+    worker.connect("server0", endpoint)
+    worker.send("server0", [PUSH], [b"gradient"])
+    parcels, end = [], time.monotonic() + seconds
+    while not parcels and time.monotonic() < end:
+        worker.receive(0.0)
+        parcels += server.receive(0.01)
+    worker.close()
+    return [(parcel.peer, parcel.messages) for parcel in parcels] == [("worker0", [PUSH])]
+
+
+def test_connections_that_are_reset_at_once_hurt_nobody(server):
+    endpoint = server.bind("127.0.0.1")
+    for _ in range(200):
+        line = call(endpoint)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        line.close()  # a reset, before or after it is accepted
+        server.receive(0.0)
+    assert member_gets_through(server, endpoint)
+
+
+def test_silent_connections_are_few_and_a_member_still_gets_in(server, monkeypatch):
+    endpoint = server.bind("127.0.0.1")
+    silent = []
+    for _ in range(2 * handshake.AT_ONCE):
+        silent.append(call(endpoint))
+        server.receive(0.0)
+    assert len(server._streams) <= handshake.AT_ONCE
+    assert server.refused >= handshake.AT_ONCE
+    assert member_gets_through(server, endpoint)
+    for line in silent:
+        line.close()
+
+
+def test_half_a_hello_is_not_waited_for(server, monkeypatch):
+    server._lobby = Lobby(seconds=0.1)
+    endpoint = server.bind("127.0.0.1")
+    with call(endpoint) as line:
+        line.sendall(LENGTH.pack(100) + b"half")
+        serve(server, 0.5)
+        assert not server._streams
+        assert server.refused == 1
+        received = line.recv(1000) + line.recv(1000)
+        assert len(received) == LENGTH.size + handshake.NONCE_BYTES, "the challenge, then the end"
+
+
+def test_a_large_announcement_is_refused_before_it_is_read(server):
+    endpoint = server.bind("127.0.0.1")
+    with call(endpoint) as line:
+        line.sendall(b"\xff" * 16)
+        serve(server, 0.2)
+        assert server.refused == 1
+
+
+def test_running_out_of_descriptors_is_survived(server):
+    endpoint = server.bind("127.0.0.1")
+    lines, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        lines.extend(call(endpoint) for _ in range(40))
+        in_use = max(line.fileno() for line in lines) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use, limits[1]))
+        serve(server, 0.5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert member_gets_through(server, endpoint)
+    for line in lines:
+        line.close()
+
+
+def test_a_hello_that_was_overheard_opens_nothing(server):
+    """What a member said on one connection, word for word, on another."""
+    endpoint, key = server.bind("127.0.0.1"), JobKey("secret")
+    with call(endpoint) as line:
+        serve(server, 0.1)
+        challenge = line.recv(1000)[LENGTH.size :]
+        hello = Caller(key, "worker0", "server0").answer(challenge)
+        line.sendall(LENGTH.pack(len(hello)) + hello)
+        serve(server, 0.1)
+        assert "worker0" in server._workers
+    serve(server, 0.1)
+    with call(endpoint) as line:
+        line.sendall(LENGTH.pack(len(hello)) + hello)
+        serve(server, 0.2)
+        assert "worker0" not in server._workers
+        assert server.refused == 1
+
+
+def test_a_server_that_does_not_know_the_key_gets_nothing():
+    """A worker sends no gradient before the other end has shown that it is a member too."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = StreamPost("worker0", KINDS, JobKey("secret"))
+        worker.connect("server0", f"127.0.0.1:{listener.getsockname()[1]}")
+        worker.send("server0", [PUSH], [b"gradient" * 100])
+        line, _ = listener.accept()
+        with line:
+            line.sendall(LENGTH.pack(32) + b"c" * 32)
+            serve(worker, 0.2)
+            line.sendall(LENGTH.pack(32) + b"p" * 32)
+            with pytest.raises(Exception, match="do not know the same key"):
+                serve(worker, 0.2)
+            line.settimeout(0.2)
+            assert b"gradient" not in line.recv(10_000)
+        worker._servers["server0"].unsent.clear()
+        worker.close()
+
+
+def test_a_member_calls_again_when_the_door_was_crowded(server):
+    server._lobby = Lobby(at_once=1)
+    endpoint, key = server.bind("127.0.0.1"), JobKey("secret")
+    worker = StreamPost("worker0", KINDS, key)
+    worker.connect("server0", endpoint)
+    worker.send("server0", [PUSH], [b"gradient"])
+    server.receive(0.1)
+    with call(endpoint):  # takes the worker's place before it has answered
+        server.receive(0.1)
+    assert server.refused == 1
+    parcels, end = [], time.monotonic() + 10
+    while not parcels and time.monotonic() < end:
+        worker.receive(0.01)
+        parcels += server.receive(0.01)
+    assert bytes(parcels[0].payloads[0]) == b"gradient"
+    worker.close()
+
+
+def test_a_flood_of_strangers_holds_up_no_parcel(server):
+    endpoint, stop = server.bind("127.0.0.1"), threading.Event()
+
+    def flood():
+        while not stop.is_set():
+            try:
+                with call(endpoint) as line:
+                    line.sendall(b"\x05\0\0\0abc")
+            except OSError:
+                pass
+
+    threads = [threading.Thread(target=flood) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert member_gets_through(server, endpoint)
+    finally:
+        stop.set()
+        for thread in threads:
+            while thread.is_alive():
+                server.receive(0.01)
+            thread.join()
+
+
+def test_each_end_proves_itself_to_the_other():
+    key = JobKey("secret")
+    caller, callee = Caller(key, "worker0", "server0"), Callee(key, "server0")
+    proof = callee.welcome(caller.answer(callee.challenge))
+    assert callee.caller == "worker0"
+    assert caller.accepts(proof)
+    assert caller.session() == callee.session()
+    assert Callee(key, "server1").welcome(Caller(key, "w", "server0").answer(b"c" * 32)) is None
+    again = Caller(key, "worker0", "server0")
+    again.answer(callee.challenge)
+    assert not again.accepts(proof), "a proof holds for one pair of numbers"
+
+
+def test_a_lobby_lets_the_first_go_for_one_more_and_knows_who_is_overdue():
+    now = [0.0]
+    lobby = Lobby(at_once=2, seconds=5.0, clock=lambda: now[0])
+    assert lobby.enter("a") is None
+    now[0] = 1.0
+    assert lobby.enter("b") is None
+    assert lobby.timeout(100.0) == 4.0
+    assert lobby.enter("c") == "a"
+    now[0] = 6.0
+    assert lobby.overdue() == ["b", "c"]
+    assert lobby.timeout(100.0) == 100.0
