@@ -2,15 +2,21 @@
 
     python benchmarks/explain.py --json
     python benchmarks/explain.py --only straggler slow-cable-ring --keep runs/laboratory
+    python benchmarks/explain.py --keep runs/laboratory --minutes 7
 
 A situation is a file in tests/explain/situations: an experiment, the cause that is planted in it,
 and between what the best advice gives when it is followed. The run and the one that follows the
 advice alternate, so that the machine's noise hits both alike. Situations that need what is not here
 (rights for emulated hosts, a data set) are left out, and said to be.
+
+With `--keep` a run that is already there is explained and not run again, so the laboratory can be
+worked through in pieces, and a change to `explain` is judged by the same runs. Only what its new
+advice asks for is run.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -21,6 +27,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +75,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="read every situation, run none")
     parser.add_argument("--repeats", type=int, default=1, help="runs before and after, in turn")
     parser.add_argument("--keep", type=Path, help="folder for the runs; else they are removed")
+    parser.add_argument("--minutes", type=float, help="begin no situation after so long")
+    parser.add_argument("--recorded", action="store_true", help="judge what is kept, run nothing")
     given = parser.parse_args()
     found = [s for s in situations() if not given.only or s.name in given.only]
     if given.list:
@@ -75,7 +84,14 @@ def main() -> None:
         print(json.dumps({"rows": shown, "checks": []}, indent=None if given.json else 1))
         return
     place = given.keep or Path(tempfile.mkdtemp())
-    rows = [row for s in found if (row := judge(s, place / s.name, given.repeats)) is not None]
+    if given.recorded:
+        found = [s for s in found if _is_kept(experiment_of(s), place / s.name / "before-0")]
+    end = math.inf if given.minutes is None else time.monotonic() + 60 * given.minutes
+    rows = []
+    for situation in found:
+        late = given.recorded or time.monotonic() > end
+        row = judge(situation, place / situation.name, given.repeats, may_run=not late)
+        rows += [row] if row is not None else []
     if given.keep is None:
         shutil.rmtree(place)
     result = {"rows": rows, "checks": checks(rows)}
@@ -115,33 +131,38 @@ def needs(situation: Situation) -> str:
     return ", ".join(missing)
 
 
-def judge(situation: Situation, place: Path, repeats: int) -> dict[str, object] | None:
+def judge(
+    situation: Situation, place: Path, repeats: int, *, may_run: bool = True
+) -> dict[str, object] | None:
     """Run a situation and what its first advice makes of it; None where it cannot be run here."""
     lacking = needs(situation)
     if lacking:
         print(f"{situation.name}: left out, {lacking} missing", file=sys.stderr)
         return None
     try:
-        return _judge(situation, experiment_of(situation), place, repeats)
+        return _judge(Laboratory(situation, place, may_run), repeats)
+    except NotKeptError:
+        print(f"{situation.name}: left for later", file=sys.stderr)
+        return None
     except PacelineError as error:  # such as links that this machine cannot carry now
         print(f"{situation.name}: left out, {error}", file=sys.stderr)
         return None
 
 
-def _judge(
-    situation: Situation, experiment: spec.Experiment, place: Path, repeats: int
-) -> dict[str, object]:
+def _judge(laboratory: "Laboratory", repeats: int) -> dict[str, object]:
     began = time.monotonic()
-    before = [_run(situation, experiment, place / "before-0")]
+    situation = laboratory.situation
+    experiment = experiment_of(situation)
+    before = [laboratory.explained(experiment, "before-0")]
     found = before[0]
     advice = next((a for a in found.actions if a.change and a.gain is not None), None)
     after: list[Explanation] = []
     if advice is not None and situation.gain is not None:
         changed = follow(experiment, advice)
         for number in range(repeats):
-            after.append(_run(situation, changed, place / f"after-{number}"))
+            after.append(laboratory.explained(changed, f"after-{number}"))
             if number + 1 < repeats:
-                before.append(_run(situation, experiment, place / f"before-{number + 1}"))
+                before.append(laboratory.explained(experiment, f"before-{number + 1}"))
     row = _row(situation, found, advice, before, after)
     row["seconds"] = time.monotonic() - began
     print(f"{situation.name}: {_line(row)}", file=sys.stderr)
@@ -159,16 +180,45 @@ def follow(experiment: spec.Experiment, advice: Action) -> spec.Experiment:
     return spec.replace(experiment, **change)
 
 
-def _run(situation: Situation, experiment: spec.Experiment, path: Path) -> Explanation:
-    if path.exists():
-        shutil.rmtree(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _busy(situation.busy_processes_per_core * len(os.sched_getaffinity(0))):
-        try:
-            folder: RunFolder = engines.run(experiment, path)
-        except MemberError:
-            folder = open_folder(path)  # planted failures fail; the record says so
-    return explain(folder)
+class NotKeptError(Exception):
+    """A run that is not there and may not be made."""
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Where the runs of a situation are kept."""
+
+    situation: Situation
+    place: Path
+    may_run: bool
+
+    def explained(self, experiment: spec.Experiment, name: str) -> Explanation:
+        """Explain the run that answers `experiment`; it is made where it is not there yet."""
+        path = self.place / name
+        if _is_kept(experiment, path):
+            return explain(open_folder(path))
+        if not self.may_run:
+            raise NotKeptError
+        return explain(self._run(experiment, path))
+
+    def _run(self, experiment: spec.Experiment, path: Path) -> RunFolder:
+        if path.exists():
+            shutil.rmtree(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _busy(self.situation.busy_processes_per_core * len(os.sched_getaffinity(0))):
+            try:
+                return engines.run(experiment, path)
+            except MemberError:
+                return open_folder(path)  # planted failures fail; the record says so
+
+
+def _is_kept(experiment: spec.Experiment, path: Path) -> bool:
+    """Whether a run is there that ended and asked the same."""
+    if not (path / "run.json").exists():
+        return False
+    folder = open_folder(path)
+    ended = folder.summary().status in ("finished", "failed")
+    return ended and (path / "experiment.toml").read_text() == spec.to_toml(experiment)
 
 
 @contextmanager
