@@ -11,10 +11,12 @@ advice alternate, so that the machine's noise hits both alike. Situations that n
 
 With `--keep` a run that is already there is explained and not run again, so the laboratory can be
 worked through in pieces, and a change to `explain` is judged by the same runs. Only what its new
-advice asks for is run.
+advice asks for is run. `--pack` puts the records into tests/explain/recorded, where a test judges
+them again.
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -22,6 +24,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -39,7 +42,9 @@ from paceline.explain import Action, Explanation, explain
 from paceline.record import RunFolder, open_folder
 from paceline.tunnel.namespaces import missing_rights
 
-SITUATIONS = Path(__file__).parent.parent / "tests" / "explain" / "situations"
+ROOT = Path(__file__).resolve().parent.parent
+SITUATIONS = ROOT / "tests" / "explain" / "situations"
+RECORDED = ROOT / "tests" / "explain" / "recorded"
 RIGHT_FRACTION, INSIDE_FRACTION = 0.9, 0.8
 BUSY = "while True: pass"
 
@@ -76,6 +81,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="runs before and after, in turn")
     parser.add_argument("--keep", type=Path, help="folder for the runs; else they are removed")
     parser.add_argument("--minutes", type=float, help="begin no situation after so long")
+    parser.add_argument("--pack", action="store_true", help="archive the runs that were judged")
     parser.add_argument("--recorded", action="store_true", help="judge what is kept, run nothing")
     given = parser.parse_args()
     found = [s for s in situations() if not given.only or s.name in given.only]
@@ -85,13 +91,16 @@ def main() -> None:
         return
     place = given.keep or Path(tempfile.mkdtemp())
     if given.recorded:
-        found = [s for s in found if _is_kept(experiment_of(s), place / s.name / "before-0")]
+        found = [s for s in found if (place / s.name / "before-0").exists()]
     end = math.inf if given.minutes is None else time.monotonic() + 60 * given.minutes
     rows = []
     for situation in found:
         late = given.recorded or time.monotonic() > end
         row = judge(situation, place / situation.name, given.repeats, may_run=not late)
         rows += [row] if row is not None else []
+    if given.pack:
+        for row in rows:
+            pack(place, str(row["situation"]))
     if given.keep is None:
         shutil.rmtree(place)
     result = {"rows": rows, "checks": checks(rows)}
@@ -135,7 +144,7 @@ def judge(
     situation: Situation, place: Path, repeats: int, *, may_run: bool = True
 ) -> dict[str, object] | None:
     """Run a situation and what its first advice makes of it; None where it cannot be run here."""
-    lacking = needs(situation)
+    lacking = needs(situation) if may_run else ""
     if lacking:
         print(f"{situation.name}: left out, {lacking} missing", file=sys.stderr)
         return None
@@ -151,8 +160,7 @@ def judge(
 
 def _judge(laboratory: "Laboratory", repeats: int) -> dict[str, object]:
     began = time.monotonic()
-    situation = laboratory.situation
-    experiment = experiment_of(situation)
+    situation, experiment = laboratory.situation, laboratory.experiment()
     before = [laboratory.explained(experiment, "before-0")]
     found = before[0]
     advice = next((a for a in found.actions if a.change and a.gain is not None), None)
@@ -192,6 +200,13 @@ class Laboratory:
     place: Path
     may_run: bool
 
+    def experiment(self) -> spec.Experiment:
+        """The question; where nothing may be run, that of the run that was recorded elsewhere."""
+        path = self.place / "before-0"
+        if self.may_run or not path.exists():
+            return experiment_of(self.situation)
+        return open_folder(path).experiment()
+
     def explained(self, experiment: spec.Experiment, name: str) -> Explanation:
         """Explain the run that answers `experiment`; it is made where it is not there yet."""
         path = self.place / name
@@ -219,6 +234,33 @@ def _is_kept(experiment: spec.Experiment, path: Path) -> bool:
     folder = open_folder(path)
     ended = folder.summary().status in ("finished", "failed")
     return ended and (path / "experiment.toml").read_text() == spec.to_toml(experiment)
+
+
+HERE = "@situations@"
+"""Stands for this folder of situations in an archive."""
+
+READ = ("experiment.toml", "machine.json", "events.jsonl", "run.json", "members/*")
+"""What `explain` reads of a run."""
+
+
+def pack(place: Path, name: str) -> None:
+    """Archive the records of a situation, without this machine's paths in them."""
+    RECORDED.mkdir(exist_ok=True)
+    with tarfile.open(RECORDED / f"{name}.tar.xz", "w:xz") as archive:
+        for run in sorted((place / name).iterdir()):
+            for file in sorted(file for pattern in READ for file in run.glob(pattern)):
+                text = file.read_text().replace(str(SITUATIONS), HERE).replace(str(ROOT), "")
+                entry = tarfile.TarInfo(str(file.relative_to(place)))
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def unpack(name: str, place: Path) -> None:
+    """Lay the archived records of a situation where `--keep` would have them."""
+    with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
+        archive.extractall(place, filter="data")
+    for file in (place / name).glob("*/experiment.toml"):
+        file.write_text(file.read_text().replace(HERE, str(SITUATIONS)))
 
 
 @contextmanager

@@ -15,7 +15,14 @@ from paceline.explain import limits
 from paceline.explain.causes import Evidence, Loss, compression_seconds, slow_cable
 from paceline.explain.facts import Facts, own_seconds
 from paceline.explain.findings import Action, CauseName, Gain
-from paceline.explain.needs import Needs, gain, scaled_links, spared, step_range
+from paceline.explain.needs import (
+    Needs,
+    gain,
+    scaled_links,
+    served_overlap,
+    spared,
+    step_range,
+)
 from paceline.units import format_bandwidth
 
 WORTH_GAIN = 0.05
@@ -87,11 +94,16 @@ def _against_rate(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     rate = evidence.facts.experiment.workload.optimizer.learning_rate
     stale, kind = evidence.learning.staleness if evidence.learning else None, _server(evidence)
     if stale is not None and kind is not None and cause != "not-finite":
+        if kind.mode in ("async", "bounded") and not kind.staleness_aware:
+            aware = msgspec.structs.replace(kind, staleness_aware=True)
+            text = "divide each update's rate by its age: staleness_aware=true (gradients are "
+            text += f"{stale:.1f} updates old)"
+            yield Action(text=text, change=_kind(aware))
         factor = 1 + max(stale, 1.0)
         text = f"lower the learning rate to {rate / factor:.2g}: gradients are {stale:.1f} updates "
         text += "old, and each counts as if it were fresh"
         yield Action(text=text, change={"optimizer": {"learning_rate": rate / factor}})
-        sync = msgspec.structs.replace(kind, mode="sync")
+        sync = msgspec.structs.replace(kind, mode="sync", staleness_aware=False)
         yield Action(text="or let workers wait for each other: mode=sync", change=_kind(sync))
     elif cause == "chance":
         yield Action(text="try another learning rate, and see whether one worker learns")
@@ -254,7 +266,8 @@ def _other_placements(evidence: Evidence) -> Iterator[Action]:
     for other, count, text in options:
         then = limits.exchange_seconds(other, workers, count, size, rate)
         if then is not None and then < now:
-            promised = gain(needs, _with_exchange(needs, then / now))
+            served = replace(_with_exchange(needs, then / now), overlap=served_overlap(facts))
+            promised = gain(needs, served)
             change = {**_kind(other), "servers": count}
             yield Action(text=text, gain=promised, change=change)
 

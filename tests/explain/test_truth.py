@@ -93,8 +93,14 @@ class TestAsynchrony:
         found = explain(run)
         assert names(found)[0] == "staleness"
         assert "1.0 updates old" in found.verdict
-        assert "0.05" in found.actions[0].text
-        assert found.actions[0].change == {"optimizer": {"learning_rate": 0.05}}
+        aware, lower = found.actions[:2]
+        assert aware.change == {"architecture": f"{kind},staleness_aware=true"}
+        assert lower.change == {"optimizer": {"learning_rate": 0.05}}
+
+    def test_a_rate_that_is_staleness_aware_is_not_offered_again(self, tmp_path):
+        kind = "server:mode=async,staleness_aware=true"
+        run = self.stale(tmp_path / "run", architecture=kind, losses=lambda s: 2.304)
+        assert not any("staleness_aware" in action.text for action in explain(run).actions)
 
     def test_a_loss_worse_than_the_baselines_at_equal_samples(self, tmp_path):
         run = self.stale(tmp_path / "run", losses=lambda s: 2.3 / (1 + 0.01 * s))
