@@ -375,6 +375,20 @@ class TestCauses:
         assert found.verdict.startswith("Servers: 2 where the baseline has 1.")
 
 
+class TestScripts:
+    """A script names its model, its data and its batch itself; explaining it asks for none."""
+
+    def test_a_scripts_run_beside_its_run_on_one_worker(self, tmp_path):
+        one = synchronous_run(tmp_path / "one", workers=1, architecture="single", script="train.py")
+        two = synchronous_run(tmp_path / "two", script="train.py", exchange_seconds=0.040)
+        found = explain(two, one)
+        assert found.speedup == pytest.approx(2 * 0.031 / 0.071, rel=0.1)
+        assert found.differs == (
+            "architecture: ring, in the baseline single",
+            "workers: 2, in the baseline 1",
+        )
+
+
 class TestActions:
     """Gains are against the next limit; what does not help is not offered; the best comes first."""
 
