@@ -176,6 +176,15 @@ class TestCores:
         assert names(found)[0] == "cpu-taken"
         assert found.verdict.startswith("Other processes have the cores")
 
+    def test_a_baseline_whose_cores_others_used_is_doubted(self, tmp_path):
+        busy = Machine(cpu_fraction=0.2, cpu_wait_fraction=0.7, machine_cpu_fraction=2.0)
+        usual = {"workers": 1, "architecture": "single", "cores": 2}
+        run = synchronous_run(tmp_path / "run", cores=2)
+        taken = synchronous_run(tmp_path / "taken", machine=busy, **usual)
+        assert "measure it again" in explain(run, taken).verdict
+        fine = synchronous_run(tmp_path / "fine", **usual)
+        assert "measure it again" not in explain(run, fine).verdict
+
     def test_a_kernel_that_does_not_count_delays(self, tmp_path):
         machine = Machine(cpu_fraction=0.2, machine_cpu_fraction=2.0)
         found = explain(synchronous_run(tmp_path / "run", workers=2, cores=2, machine=machine))
@@ -383,6 +392,7 @@ class TestScripts:
         two = synchronous_run(tmp_path / "two", script="train.py", exchange_seconds=0.040)
         found = explain(two, one)
         assert found.speedup == pytest.approx(2 * 0.031 / 0.071, rel=0.1)
+        assert (found.run, found.baseline) == ("two", "one")
         assert found.differs == (
             "architecture: ring, in the baseline single",
             "workers: 2, in the baseline 1",
