@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def run(*arguments, columns=80):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**__import__("os").environ, "COLUMNS": str(columns)},
+        env={**os.environ, "COLUMNS": str(columns)},
         check=False,
     )
 
@@ -73,6 +74,35 @@ def test_no_line_of_an_explanation_is_wider_than_the_terminal(tmp_path):
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "…" not in done.stdout
+
+
+WARNING_MODEL = """
+import warnings
+
+import torch
+
+
+def build():
+    warnings.warn("a library's own worry", stacklevel=1)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+"""
+
+
+@pytest.mark.parametrize("asked", ["", "default"])
+def test_warnings_of_libraries_are_shown_to_those_who_ask(tmp_path, asked):
+    (tmp_path / "worried.py").write_text(WARNING_MODEL)
+    given = ["train", "--model", "worried:build", "--steps", "2", "--workers", "2"]
+    paths = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *given, "--architecture=ring", f"--out={tmp_path}/run"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": paths, **({"PYTHONWARNINGS": asked} if asked else {})},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("own worry" in done.stdout + done.stderr) == bool(asked)
 
 
 def test_a_loss_that_is_no_number_is_said_so(tmp_path):
