@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the runs; else they are removed")
     parser.add_argument("--minutes", type=float, help="begin no situation after so long")
     parser.add_argument("--pack", action="store_true", help="archive the runs that were judged")
+    parser.add_argument("--page", type=Path, help="write the scoreboard there, as Markdown")
     parser.add_argument("--recorded", action="store_true", help="judge what is kept, run nothing")
     given = parser.parse_args()
     found = [s for s in situations() if not given.only or s.name in given.only]
@@ -104,6 +105,8 @@ def main() -> None:
     if given.keep is None:
         shutil.rmtree(place)
     result = {"rows": rows, "checks": checks(rows)}
+    if given.page:
+        given.page.write_text(page(result))
     print(json.dumps(result) if given.json else table(result))
 
 
@@ -343,6 +346,43 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"{row['situation']:<24} {_line(row)}" for row in result["rows"]]
     lines += [f"{c['name']}: {c['value']:.0%} (target {c['target']:.0%})" for c in result["checks"]]
     return "\n".join(lines)
+
+
+PAGE = """# The scoreboard of verdicts
+
+Every row is a run with a cause planted in it (`tests/explain/situations`): a device at half speed, a
+cable at a quarter of the others' rate, a script that sleeps. `explain` read the record and knew nothing else. Where
+its first advice can be followed, it was, and the gain was measured against the range that had been promised.
+
+{checks}
+
+| planted | the verdict names | promised | measured | |
+|---|---|---|---|---|
+{rows}
+
+Where nothing stands after the name, nothing is planted: it must be called healthy. Where no gain stands, the advice
+cannot be followed by a change of the experiment ("end what else runs here"), or following it would be no test.
+
+Again, in pieces if need be: `python benchmarks/explain.py --keep runs/laboratory --minutes 7`; this page is written by
+`--recorded --page docs/laboratory.md`. The records are kept in `tests/explain/recorded`, and a test judges them with
+every change of `explain`.
+"""
+
+
+def page(result: dict[str, Any]) -> str:
+    """The scoreboard for the docs."""
+    lines = []
+    for row in result["rows"]:
+        gain = measured = ""
+        if "measured" in row:
+            low, high = row["claimed"]
+            gain, measured = f"{low:+.0%} to {high:+.0%}", f"{row['measured']:+.0%}"
+            measured += "" if row["inside"] else ", outside"
+        named = ", ".join(row["named"]) or "healthy"
+        cells = (f"{row['situation']}: {row['planted']}", named, gain, measured)
+        lines.append(f"| {' | '.join(cells)} | {'' if row['right'] else 'wrong'} |")
+    found = [f"- {c['name']}: {c['value']:.0%} (aim {c['target']:.0%})" for c in result["checks"]]
+    return PAGE.format(checks="\n".join(found), rows="\n".join(lines))
 
 
 if __name__ == "__main__":
