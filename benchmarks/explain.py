@@ -350,9 +350,10 @@ def table(result: dict[str, Any]) -> str:
 
 PAGE = """# The scoreboard of verdicts
 
-Every row is a run with a cause planted in it (`tests/explain/situations`): a device at half speed, a
-cable at a quarter of the others' rate, a script that sleeps. `explain` read the record and knew nothing else. Where
-its first advice can be followed, it was, and the gain was measured against the range that had been promised.
+Every row is a run with a cause planted in it (`tests/explain/situations`): a device at half speed,
+a cable at a quarter of the others' rate, a script that sleeps. `explain` read the record and knew
+nothing else. Where its first advice can be followed, it was, and the gain was measured against the
+range that had been promised.
 
 {checks}
 
@@ -360,12 +361,12 @@ its first advice can be followed, it was, and the gain was measured against the 
 |---|---|---|---|---|
 {rows}
 
-Where nothing stands after the name, nothing is planted: it must be called healthy. Where no gain stands, the advice
-cannot be followed by a change of the experiment ("end what else runs here"), or following it would be no test.
+Where nothing stands after the name, nothing is planted: it must be called healthy. Where no gain
+stands, the advice cannot be followed by a change of the experiment ("end what else runs here").
 
-Again, in pieces if need be: `python benchmarks/explain.py --keep runs/laboratory --minutes 7`; this page is written by
-`--recorded --page docs/laboratory.md`. The records are kept in `tests/explain/recorded`, and a test judges them with
-every change of `explain`.
+Again, in pieces if need be: `python benchmarks/explain.py --keep runs/laboratory --minutes 7`; this
+page is written by `--recorded --page docs/laboratory.md`. The records are kept in
+`tests/explain/recorded`, and a test judges them with every change of `explain`.
 """
 
 
