@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow simulate soak check format clean
+.PHONY: demo test test-slow simulate soak check format docs clean
 
 # The stamp is newer than what it was made from, so an edited pin installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[dev,mpi,tensorflow,ray,tensorboard]
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[dev,docs,mpi,tensorflow,ray,tensorboard]
 	touch $@
 
 demo: $(VENV)/.installed
@@ -42,5 +42,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site, in site/; a link that leads nowhere is an error.
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,25 +2,35 @@
 
     python benchmarks/explain.py --json
     python benchmarks/explain.py --only straggler slow-cable-ring --keep runs/laboratory
+    python benchmarks/explain.py --keep runs/laboratory --minutes 7
 
 A situation is a file in tests/explain/situations: an experiment, the cause that is planted in it,
 and between what the best advice gives when it is followed. The run and the one that follows the
 advice alternate, so that the machine's noise hits both alike. Situations that need what is not here
 (rights for emulated hosts, a data set) are left out, and said to be.
+
+With `--keep` a run that is already there is explained and not run again, so the laboratory can be
+worked through in pieces, and a change to `explain` is judged by the same runs. Only what its new
+advice asks for is run. `--pack` puts the records into tests/explain/recorded, where a test judges
+them again.
 """
 
 import argparse
+import io
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +42,9 @@ from paceline.explain import Action, Explanation, explain
 from paceline.record import RunFolder, open_folder
 from paceline.tunnel.namespaces import missing_rights
 
-SITUATIONS = Path(__file__).parent.parent / "tests" / "explain" / "situations"
+ROOT = Path(__file__).resolve().parent.parent
+SITUATIONS = ROOT / "tests" / "explain" / "situations"
+RECORDED = ROOT / "tests" / "explain" / "recorded"
 RIGHT_FRACTION, INSIDE_FRACTION = 0.9, 0.8
 BUSY = "while True: pass"
 
@@ -68,6 +80,10 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="read every situation, run none")
     parser.add_argument("--repeats", type=int, default=1, help="runs before and after, in turn")
     parser.add_argument("--keep", type=Path, help="folder for the runs; else they are removed")
+    parser.add_argument("--minutes", type=float, help="begin no situation after so long")
+    parser.add_argument("--pack", action="store_true", help="archive the runs that were judged")
+    parser.add_argument("--page", type=Path, help="write the scoreboard there, as Markdown")
+    parser.add_argument("--recorded", action="store_true", help="judge what is kept, run nothing")
     given = parser.parse_args()
     found = [s for s in situations() if not given.only or s.name in given.only]
     if given.list:
@@ -75,10 +91,22 @@ def main() -> None:
         print(json.dumps({"rows": shown, "checks": []}, indent=None if given.json else 1))
         return
     place = given.keep or Path(tempfile.mkdtemp())
-    rows = [row for s in found if (row := judge(s, place / s.name, given.repeats)) is not None]
+    if given.recorded:
+        found = [s for s in found if (place / s.name / "before-0").exists()]
+    end = math.inf if given.minutes is None else time.monotonic() + 60 * given.minutes
+    rows = []
+    for situation in found:
+        late = given.recorded or time.monotonic() > end
+        row = judge(situation, place / situation.name, given.repeats, may_run=not late)
+        rows += [row] if row is not None else []
+    if given.pack:
+        for row in rows:
+            pack(place, str(row["situation"]))
     if given.keep is None:
         shutil.rmtree(place)
     result = {"rows": rows, "checks": checks(rows)}
+    if given.page:
+        given.page.write_text(page(result))
     print(json.dumps(result) if given.json else table(result))
 
 
@@ -115,33 +143,37 @@ def needs(situation: Situation) -> str:
     return ", ".join(missing)
 
 
-def judge(situation: Situation, place: Path, repeats: int) -> dict[str, object] | None:
+def judge(
+    situation: Situation, place: Path, repeats: int, *, may_run: bool = True
+) -> dict[str, object] | None:
     """Run a situation and what its first advice makes of it; None where it cannot be run here."""
-    lacking = needs(situation)
+    lacking = needs(situation) if may_run else ""
     if lacking:
         print(f"{situation.name}: left out, {lacking} missing", file=sys.stderr)
         return None
     try:
-        return _judge(situation, experiment_of(situation), place, repeats)
+        return _judge(Laboratory(situation, place, may_run), repeats)
+    except NotKeptError:
+        print(f"{situation.name}: left for later", file=sys.stderr)
+        return None
     except PacelineError as error:  # such as links that this machine cannot carry now
         print(f"{situation.name}: left out, {error}", file=sys.stderr)
         return None
 
 
-def _judge(
-    situation: Situation, experiment: spec.Experiment, place: Path, repeats: int
-) -> dict[str, object]:
+def _judge(laboratory: "Laboratory", repeats: int) -> dict[str, object]:
     began = time.monotonic()
-    before = [_run(situation, experiment, place / "before-0")]
+    situation, experiment = laboratory.situation, laboratory.experiment()
+    before = [laboratory.explained(experiment, "before-0")]
     found = before[0]
     advice = next((a for a in found.actions if a.change and a.gain is not None), None)
     after: list[Explanation] = []
     if advice is not None and situation.gain is not None:
         changed = follow(experiment, advice)
         for number in range(repeats):
-            after.append(_run(situation, changed, place / f"after-{number}"))
+            after.append(laboratory.explained(changed, f"after-{number}"))
             if number + 1 < repeats:
-                before.append(_run(situation, experiment, place / f"before-{number + 1}"))
+                before.append(laboratory.explained(experiment, f"before-{number + 1}"))
     row = _row(situation, found, advice, before, after)
     row["seconds"] = time.monotonic() - began
     print(f"{situation.name}: {_line(row)}", file=sys.stderr)
@@ -159,16 +191,79 @@ def follow(experiment: spec.Experiment, advice: Action) -> spec.Experiment:
     return spec.replace(experiment, **change)
 
 
-def _run(situation: Situation, experiment: spec.Experiment, path: Path) -> Explanation:
-    if path.exists():
-        shutil.rmtree(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _busy(situation.busy_processes_per_core * len(os.sched_getaffinity(0))):
-        try:
-            folder: RunFolder = engines.run(experiment, path)
-        except MemberError:
-            folder = open_folder(path)  # planted failures fail; the record says so
-    return explain(folder)
+class NotKeptError(Exception):
+    """A run that is not there and may not be made."""
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Where the runs of a situation are kept."""
+
+    situation: Situation
+    place: Path
+    may_run: bool
+
+    def experiment(self) -> spec.Experiment:
+        """The question; where nothing may be run, that of the run that was recorded elsewhere."""
+        path = self.place / "before-0"
+        if self.may_run or not path.exists():
+            return experiment_of(self.situation)
+        return open_folder(path).experiment()
+
+    def explained(self, experiment: spec.Experiment, name: str) -> Explanation:
+        """Explain the run that answers `experiment`; it is made where it is not there yet."""
+        path = self.place / name
+        if _is_kept(experiment, path):
+            return explain(open_folder(path))
+        if not self.may_run:
+            raise NotKeptError
+        return explain(self._run(experiment, path))
+
+    def _run(self, experiment: spec.Experiment, path: Path) -> RunFolder:
+        if path.exists():
+            shutil.rmtree(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _busy(self.situation.busy_processes_per_core * len(os.sched_getaffinity(0))):
+            try:
+                return engines.run(experiment, path)
+            except MemberError:
+                return open_folder(path)  # planted failures fail; the record says so
+
+
+def _is_kept(experiment: spec.Experiment, path: Path) -> bool:
+    """Whether a run is there that ended and asked the same."""
+    if not (path / "run.json").exists():
+        return False
+    folder = open_folder(path)
+    ended = folder.summary().status in ("finished", "failed")
+    return ended and (path / "experiment.toml").read_text() == spec.to_toml(experiment)
+
+
+HERE = "@situations@"
+"""Stands for this folder of situations in an archive."""
+
+READ = ("experiment.toml", "machine.json", "events.jsonl", "run.json", "members/*")
+"""What `explain` reads of a run."""
+
+
+def pack(place: Path, name: str) -> None:
+    """Archive the records of a situation, without this machine's paths in them."""
+    RECORDED.mkdir(exist_ok=True)
+    with tarfile.open(RECORDED / f"{name}.tar.xz", "w:xz") as archive:
+        for run in sorted((place / name).iterdir()):
+            for file in sorted(file for pattern in READ for file in run.glob(pattern)):
+                text = file.read_text().replace(str(SITUATIONS), HERE).replace(str(ROOT), "")
+                entry = tarfile.TarInfo(str(file.relative_to(place)))
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def unpack(name: str, place: Path) -> None:
+    """Lay the archived records of a situation where `--keep` would have them."""
+    with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
+        archive.extractall(place, filter="data")
+    for file in (place / name).glob("*/experiment.toml"):
+        file.write_text(file.read_text().replace(HERE, str(SITUATIONS)))
 
 
 @contextmanager
@@ -251,6 +346,44 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"{row['situation']:<24} {_line(row)}" for row in result["rows"]]
     lines += [f"{c['name']}: {c['value']:.0%} (target {c['target']:.0%})" for c in result["checks"]]
     return "\n".join(lines)
+
+
+PAGE = """# The scoreboard of verdicts
+
+Every row is a run with a cause planted in it (`tests/explain/situations`): a device at half speed,
+a cable at a quarter of the others' rate, a script that sleeps. `explain` read the record and knew
+nothing else. Where its first advice can be followed, it was, and the gain was measured against the
+range that had been promised.
+
+{checks}
+
+| planted | the verdict names | promised | measured | |
+|---|---|---|---|---|
+{rows}
+
+Where nothing stands after the name, nothing is planted: it must be called healthy. Where no gain
+stands, the advice cannot be followed by a change of the experiment ("end what else runs here").
+
+Again, in pieces if need be: `python benchmarks/explain.py --keep runs/laboratory --minutes 7`; this
+page is written by `--recorded --page docs/laboratory.md`. The records are kept in
+`tests/explain/recorded`, and a test judges them with every change of `explain`.
+"""
+
+
+def page(result: dict[str, Any]) -> str:
+    """The scoreboard for the docs."""
+    lines = []
+    for row in result["rows"]:
+        gain = measured = ""
+        if "measured" in row:
+            low, high = row["claimed"]
+            gain, measured = f"{low:+.0%} to {high:+.0%}", f"{row['measured']:+.0%}"
+            measured += "" if row["inside"] else ", outside"
+        named = ", ".join(row["named"]) or "healthy"
+        cells = (f"{row['situation']}: {row['planted']}", named, gain, measured)
+        lines.append(f"| {' | '.join(cells)} | {'' if row['right'] else 'wrong'} |")
+    found = [f"- {c['name']}: {c['value']:.0%} (aim {c['target']:.0%})" for c in result["checks"]]
+    return PAGE.format(checks="\n".join(found), rows="\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ def synchronous_run(
     counters: Mapping[str, Mapping[str, object]] | None = None,
     results: Mapping[str, float] | None = None,
     event: str = "",
+    script: str = "",
 ) -> RunFolder:
     """A run in which every step ends for all when the last worker is ready, plus the exchange.
 
@@ -82,9 +83,12 @@ def synchronous_run(
     multiplies worker 0's own time.
     """
     cluster = spec.Cluster(workers=workers, servers=servers, link=link)
+    workload = spec.Workload(batch=batch, steps=steps)
+    if script:  # whose model, data and batch nobody else knows
+        workload = spec.Workload(script=spec.Script(path=script))
     experiment = spec.Experiment(
         name=path.name,
-        workload=spec.Workload(batch=batch, steps=steps),
+        workload=workload,
         architecture=spec.parse_architecture(architecture),
         cluster=cluster,
         engine="tunnel" if link else "here",

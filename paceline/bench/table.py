@@ -298,12 +298,15 @@ def _telling(settings: Sequence[tuple[str, ...]]) -> list[int]:
 def _fastest(own: Sequence[Row], rows: Sequence[Row]) -> str:
     best = max(own, key=_rate)
     others = [row for row in own if row is not best and row.workers == best.workers]
-    text = f"{_name(best, rows)}, {_rate(best):,.0f} samples/s"
-    if best.speedup is not None and best.workers > 1:
-        text += f", {best.speedup:.2f} times single ({best.efficiency:.0%} efficiency)"
+    text = f"{_name(best, rows)}, "
+    scaled = best.speedup is not None and best.workers > 1
+    text += f"{best.speedup:.2f} times single" if scaled else f"{_rate(best):,.0f} samples/s"
     if others:
         second = max(others, key=_rate)
-        text += f"; then {_name(second, rows)} at {_rate(second) / _rate(best):.0%} of it"
+        own = _name(second, rows) if second.name else _members(second).replace(_workers(second), "")
+        share = f" at {_rate(second) / _rate(best):.0%} of it"
+        text += f"; then {own}"
+        text += f", {second.speedup:.2f}" if scaled and second.speedup is not None else share
         if _overlap(best, second):
             text += ", too close to call"
     if best.trains_like_single is False:
@@ -331,8 +334,11 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _members(row: Row) -> str:
-    members = f"{row.workers} worker" + ("s" if row.workers > 1 else "")
-    return f"{row.architecture} on {members}" + (f", {row.servers} servers" * (row.servers > 1))
+    return f"{row.architecture}{_workers(row)}" + (f", {row.servers} servers" * (row.servers > 1))
+
+
+def _workers(row: Row) -> str:
+    return f" on {row.workers} worker" + ("s" if row.workers > 1 else "")
 
 
 def _rate(row: Row) -> float:

@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -92,7 +93,12 @@ for _verb in VERBS:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 1 failed, 2 bad input, 130 interrupted; or as a script."""
+    """Run the command and exit: 0 done, 1 failed, 2 bad input, 130 interrupted; or as a script.
+
+    Python's warnings are shown where somebody asked for them: PYTHONWARNINGS=default.
+    """
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     try:
         status = app(args=arguments, standalone_mode=False)
     except PacelineError as error:

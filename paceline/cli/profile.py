@@ -72,6 +72,7 @@ def _measure(
     import torch
 
     from paceline import models
+    from paceline.cli import console
     from paceline.errors import MissingError, SpecError
     from paceline.models import profiling
     from paceline.spec.profile import DeviceProfile
@@ -94,16 +95,19 @@ def _measure(
     rounds = precision != "float32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounds
     torch.backends.cudnn.benchmark = True
-    measured = profiling.profile(
-        models.build(model, input_shape=input_shape).to(device),
-        input_shape,
-        batch=batch,
-        tokens=described is not None and described.tokens,
-        num_classes=described.num_classes if described else 2,
-        channels_last=layout == "channels-last",
-        autocast=precision == "bfloat16",
-        repeats=repeats,
-    )
+    built = models.build(model, input_shape=input_shape).to(device)
+    with console.step_progress(model, profiling.num_passes(batch, repeats)) as progress:
+        measured = profiling.profile(
+            built,
+            input_shape,
+            batch=batch,
+            tokens=described is not None and described.tokens,
+            num_classes=described.num_classes if described else 2,
+            channels_last=layout == "channels-last",
+            autocast=precision == "bfloat16",
+            repeats=repeats,
+            progress=progress,
+        )
     fields = {
         "device": name or device,
         "model": model,

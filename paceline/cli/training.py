@@ -222,7 +222,10 @@ def table(summary: Summary, without: Sequence[str] = ()) -> Table:
             if seconds:
                 grid.add_row(f"  {phase.replace('_', ' ')}", format_seconds(seconds))
     if isinstance(summary.loss, record.Loss):
-        grid.add_row("loss", f"{summary.loss.first:.4f} → {summary.loss.last:.4f}")
+        ends = f"{summary.loss.last:.4f}"
+        if isinstance(summary.loss.not_finite_from, int):
+            ends = f"not a number from step {summary.loss.not_finite_from} on"
+        grid.add_row("loss", f"{summary.loss.first:.4f} → {ends}")
     if isinstance(summary.accuracy, dict):
         shown = ", ".join(f"{name} {share:.2%}" for name, share in summary.accuracy.items())
         grid.add_row("accuracy", shown)

@@ -15,7 +15,14 @@ from paceline.explain import limits
 from paceline.explain.causes import Evidence, Loss, compression_seconds, slow_cable
 from paceline.explain.facts import Facts, own_seconds
 from paceline.explain.findings import Action, CauseName, Gain
-from paceline.explain.needs import Needs, gain, scaled_links, spared, step_range
+from paceline.explain.needs import (
+    Needs,
+    gain,
+    scaled_links,
+    served_overlap,
+    spared,
+    step_range,
+)
 from paceline.units import format_bandwidth
 
 WORTH_GAIN = 0.05
@@ -84,23 +91,42 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
 
 def _against_rate(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     """Cures of a loss; what they do to throughput is beside the point."""
-    rate = evidence.facts.experiment.workload.optimizer.learning_rate
+    rate = _rate(evidence.facts)
     stale, kind = evidence.learning.staleness if evidence.learning else None, _server(evidence)
     if stale is not None and kind is not None and cause != "not-finite":
+        if kind.mode in ("async", "bounded") and not kind.staleness_aware:
+            aware = msgspec.structs.replace(kind, staleness_aware=True)
+            text = "divide each update's rate by its age: staleness_aware=true (gradients are "
+            text += f"{stale:.1f} updates old)"
+            yield Action(text=text, change=_kind(aware))
         factor = 1 + max(stale, 1.0)
-        text = f"lower the learning rate to {rate / factor:.2g}: gradients are {stale:.1f} updates "
+        to = f"to {rate / factor:.2g}" if rate else f"{factor:.2g} times"
+        text = f"lower the learning rate {to}: gradients are {stale:.1f} updates "
         text += "old, and each counts as if it were fresh"
-        yield Action(text=text, change={"optimizer": {"learning_rate": rate / factor}})
-        sync = msgspec.structs.replace(kind, mode="sync")
+        yield Action(text=text, change=_with_rate(evidence.facts, rate / factor))
+        sync = msgspec.structs.replace(kind, mode="sync", staleness_aware=False)
         yield Action(text="or let workers wait for each other: mode=sync", change=_kind(sync))
     elif cause == "chance":
         yield Action(text="try another learning rate, and see whether one worker learns")
     else:
         lower = min(rate / 10, 0.01)
-        text = (
-            f"lower the learning rate to {lower:.2g}, or bound the gradient's norm: clip_norm = 1"
-        )
-        yield Action(text=text, change={"optimizer": {"learning_rate": lower}})
+        to = f"to {lower:.2g}" if rate else "ten times"
+        text = f"lower the learning rate {to}, or bound the gradient's norm at 1"
+        yield Action(text=text, change=_with_rate(evidence.facts, lower))
+
+
+def _rate(facts: Facts) -> float:
+    """The learning rate in use at the end; 0 where a script's is not known."""
+    used = [s.learning_rate for s in facts.typical.entries if s.learning_rate is not None]
+    if used or facts.experiment.workload.script is not None:
+        return used[-1] if used else 0.0
+    return facts.experiment.workload.optimizer.learning_rate
+
+
+def _with_rate(facts: Facts, rate: float) -> dict[str, object]:
+    if facts.experiment.workload.script is not None:
+        return {}
+    return {"optimizer": {"learning_rate": rate}}
 
 
 def _against_shortage(evidence: Evidence) -> Iterator[Action]:
@@ -254,7 +280,8 @@ def _other_placements(evidence: Evidence) -> Iterator[Action]:
     for other, count, text in options:
         then = limits.exchange_seconds(other, workers, count, size, rate)
         if then is not None and then < now:
-            promised = gain(needs, _with_exchange(needs, then / now))
+            served = replace(_with_exchange(needs, then / now), overlap=served_overlap(facts))
+            promised = gain(needs, served)
             change = {**_kind(other), "servers": count}
             yield Action(text=text, gain=promised, change=change)
 

@@ -1,5 +1,7 @@
 """Put facts, parts, limits, causes and words together."""
 
+from dataclasses import replace
+
 from paceline.errors import RecordError
 from paceline.explain import difference, failure, limits, words
 from paceline.explain.actions import actions
@@ -27,7 +29,13 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
         if not failed:
             raise
         return _only_failed(run, failed)
-    return _explain(facts, failed, None if baseline is None else gather(baseline, link))
+    if baseline is None:
+        return _explain(facts, failed, None)
+    other = gather(baseline, link)
+    if facts.name == other.name:  # two runs of one script: their folders tell them apart
+        facts = replace(facts, name=run.path.resolve().name)
+        other = replace(other, name=baseline.path.resolve().name)
+    return _explain(facts, failed, other)
 
 
 def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:

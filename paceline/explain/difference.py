@@ -14,7 +14,7 @@ NOT_ASKED = {"name", "measurement"}
 
 def differs(facts: Facts, baseline: Facts) -> tuple[str, ...]:
     """Every field in which the experiments differ: "servers: 2, in the baseline 1"."""
-    own, other = (_flat(one.experiment) for one in (facts, baseline))
+    own, other = (_flat(one) for one in (facts, baseline))
     if facts.cores != baseline.cores:
         own["cores of the machine"], other["cores of the machine"] = facts.cores, baseline.cores
     return tuple(
@@ -47,8 +47,9 @@ def _rate(facts: Facts) -> float:
     return sum(w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers)
 
 
-def _flat(experiment: spec.Experiment) -> dict[str, Any]:
+def _flat(facts: Facts) -> dict[str, Any]:
     """Fields that are not at their default, under the names users write."""
+    experiment = facts.experiment
     tables = {k: v for k, v in msgspec.to_builtins(experiment).items() if k not in NOT_ASKED}
     kind = experiment.architecture
     tables["architecture"] = spec.format_architecture(kind)
@@ -56,13 +57,16 @@ def _flat(experiment: spec.Experiment) -> dict[str, Any]:
     flat["workers"] = experiment.cluster.workers
     if experiment.num_servers:
         flat["servers"] = experiment.num_servers
-    workload = experiment.workload
-    flat["batch"] = workload.global_batch_for(experiment.cluster.workers) / flat["workers"]
     flat.pop("global_batch", None)
     flat.setdefault("engine", experiment.engine)
+    flat["device"] = experiment.cluster.device
+    workload = experiment.workload
+    if workload.script is not None:  # it names its model, its data and its batch itself
+        flat["samples of a worker's step"] = round(facts.typical.samples)
+        return flat
+    flat["batch"] = workload.global_batch_for(experiment.cluster.workers) / flat["workers"]
     for name in ("model", "data"):
         flat[name] = getattr(workload, name)
-    flat["device"] = experiment.cluster.device
     return flat
 
 

@@ -8,9 +8,12 @@ from paceline.explain.actions import pauses
 from paceline.explain.causes import Evidence, Loss, first_steps_excess, slow_cable
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Action, CauseName, Gain, Late
-from paceline.explain.machine import is_full
+from paceline.explain.machine import is_full, shortage
 from paceline.explain.parts import busiest_server, busiest_worker_link
 from paceline.units import format_bandwidth, format_bytes, format_seconds
+
+DOUBTFUL_FRACTION = 0.15
+"""A baseline that lost more of its step than this to other processes is doubted."""
 
 REASONS = {"input": "input", "compute": "compute", "link": "exchange", "overhead": "bookkeeping"}
 PAUSES = {
@@ -32,14 +35,26 @@ def verdict_text(evidence: Evidence, causes: Sequence[str], best: Action | None)
     facts = evidence.facts
     if not causes:
         sentences = [f"Healthy: {_scaled(evidence)}{_healthy_in_words(evidence)}."]
-        return " ".join([*_opening(evidence), *sentences])
+        return " ".join([*_opening(evidence), *sentences, *_doubts(evidence)])
     first = f"{_scaled(evidence)}{causes[0]}"
     sentences = [*_opening(evidence), f"{_capital(first)}."]
     if best is not None:
         sentences.append(f"Next: {best.text}{gain_text(best.gain)}.")
     if evidence.failure and len(causes) > 1 and facts.typical.steps > 1:
         sentences.append(f"Until then, {causes[1]}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *_doubts(evidence)])
+
+
+def _doubts(evidence: Evidence) -> list[str]:
+    """A baseline whose cores others used is no measure of anything."""
+    baseline = evidence.baseline
+    short = shortage(baseline) if baseline is not None else None
+    if baseline is None or short is None or short.name != "cpu-taken":
+        return []
+    share = short.seconds / baseline.typical.step_seconds
+    if share < DOUBTFUL_FRACTION:
+        return []
+    return [f"But others had the baseline's cores for {share:.0%} of each step: measure it again."]
 
 
 def gain_text(gain: Gain | None) -> str:

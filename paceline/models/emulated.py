@@ -92,11 +92,11 @@ class EmulatedLayer(nn.Module):
 
     def forward(self, signal: Tensor, scale: float) -> Tensor:
         assert self.pace is not None
-        if time.monotonic() - self._entered > _NOTICED_WAIT_SECONDS:
-            self.pace.wait_for_weights()
         own = list(self.parameters(recurse=False))
         for parameter in own:
-            parameter.detach()  # a torch function of each, for those who watch what a layer uses
+            parameter.detach()  # a torch function of each: served weights are waited for here
+        if time.monotonic() - self._entered > _NOTICED_WAIT_SECONDS:
+            self.pace.wait_for_weights()
         passed: Tensor = _TimedLayer.apply(signal, self, scale, *own)  # type: ignore[no-untyped-call]
         return passed
 

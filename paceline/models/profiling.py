@@ -12,12 +12,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+WARMUP_PASSES = 5
 
 
 class LayerTimes(NamedTuple):
@@ -101,14 +103,14 @@ def count_operations(model: nn.Module, sample: Tensor) -> list[LayerOperations]:
     handles = []
     for layer in layers_in_order(model, sample):
 
-        def count(_: object, inputs: object, output: Tensor, layer: FoundLayer = layer) -> None:
+        def counted(_: object, inputs: object, output: Tensor, layer: FoundLayer = layer) -> None:
             operations = 8.0 * output.numel() / sample.shape[0]
             if isinstance(layer.module, nn.Conv2d | nn.Linear):
                 weight = layer.module.weight
                 operations *= weight.numel() / weight.shape[0] / 4
             counts.append(LayerOperations(layer.name, operations, layer.parameter_bytes))
 
-        handles.append(layer.module.register_forward_hook(count))
+        handles.append(layer.module.register_forward_hook(counted))
     try:
         with torch.no_grad():
             model(sample)
@@ -128,11 +130,12 @@ def profile(
     channels_last: bool = False,
     autocast: bool = False,
     repeats: int = 15,
+    progress: Callable[[int], None] = lambda steps: None,
 ) -> Profile:
     """Measure `model` where it lies: its layers at `batch`, and a quarter of it for the overhead.
 
     Hooks slow a step down a little where the host is the limit, so layers are scaled to add up to
-    the step as it is without them.
+    the step as it is without them. `progress` is told how many of `num_passes` are done.
     """
     device = next(model.parameters()).device
     if tokens:
@@ -144,8 +147,16 @@ def profile(
     if channels_last and sample.ndim == 4:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         sample = sample.contiguous(memory_format=torch.channels_last)
-    layers = measure_layers(model, sample, target, autocast=autocast, repeats=repeats)
-    whole = measure_step(model, sample, target, autocast=autocast, repeats=repeats)
+    done = count(1)
+
+    def told() -> None:
+        progress(next(done))
+
+    def whole_step(x: Tensor, y: Tensor) -> float:
+        return measure_step(model, x, y, autocast=autocast, repeats=repeats, told=told)
+
+    layers = measure_layers(model, sample, target, autocast=autocast, repeats=repeats, told=told)
+    whole = whole_step(sample, target)
     scale = whole / sum(layer.forward_seconds + layer.backward_seconds for layer in layers)
     layers = [
         layer._replace(
@@ -157,9 +168,14 @@ def profile(
     few = max(1, batch // 4)
     if few == batch:
         return Profile(layers, 0.0)
-    small = measure_step(model, sample[:few], target[:few], autocast=autocast, repeats=repeats)
+    small = whole_step(sample[:few], target[:few])
     # t(b) = overhead + b * each, solved for two batches.
     return Profile(layers, max(0.0, (small * batch - whole * few) / (batch - few)))
+
+
+def num_passes(batch: int, repeats: int) -> int:
+    """How many passes `profile` makes; a batch of one has no quarter."""
+    return WARMUP_PASSES + (3 if batch > 1 else 2) * repeats
 
 
 def describe_device(device_type: str) -> str:
@@ -187,8 +203,9 @@ def measure_layers(
     target: Tensor,
     *,
     autocast: bool = False,
-    warmup: int = 5,
+    warmup: int = WARMUP_PASSES,
     repeats: int = 15,
+    told: Callable[[], None] = lambda: None,
 ) -> list[LayerTimes]:
     """Forward and backward seconds of each layer on the device where `sample` lies."""
     moments: _Moments = _CudaMoments() if sample.is_cuda else _HostMoments()
@@ -202,6 +219,7 @@ def measure_layers(
             loss = loss_of(model(sample), target)
         probe.turn = moments.mark()
         loss.backward()
+        told()
 
     try:
         times = [probe.times(one_pass) for _ in range(warmup + repeats)][warmup:]
@@ -216,7 +234,13 @@ def measure_layers(
 
 
 def measure_step(
-    model: nn.Module, sample: Tensor, target: Tensor, *, autocast: bool = False, repeats: int = 15
+    model: nn.Module,
+    sample: Tensor,
+    target: Tensor,
+    *,
+    autocast: bool = False,
+    repeats: int = 15,
+    told: Callable[[], None] = lambda: None,
 ) -> float:
     """Median seconds of a whole forward and backward pass, without any hook."""
     moments: _Moments = _CudaMoments() if sample.is_cuda else _HostMoments()
@@ -228,6 +252,7 @@ def measure_step(
             loss = loss_of(model(sample), target)
         loss.backward()
         taken.append((start, moments.mark()))
+        told()
     return statistics.median(moments.seconds(start, end) for start, end in taken)
 
 

@@ -152,6 +152,7 @@ def _plan(experiment: spec.Experiment, stack: Stack, dealt: _Dealt, groups: int)
     rules = Rules(
         mode=options.mode,
         staleness=options.staleness if options.mode == "bounded" else 0,
+        staleness_aware=options.staleness_aware,
         quorum=max(1, quorum) if options.mode == "quorum" else 0,
         window=None if stack.place == "arrays" else max(1, window),
         exclusive=options.exclusive,

@@ -65,6 +65,10 @@ class Work(Action, frozen=True):
     """Hyper-parameters of each group for this very step; None: those of the plan."""
 
     scale: float = 1.0
+    rate_factor: float = 1.0
+    """What the learning rate is multiplied with. An optimizer that divides by the gradient's size
+    would not notice a `scale`."""
+
     absent: tuple[int, ...] = ()
     """Parameters in the chunk that got no gradient from anybody, and so are not updated."""
 

@@ -72,6 +72,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest; 0 in all modes but `bounded`."""
 
+    staleness_aware: bool = False
+    """The rate of each update is divided by 1 + how many updates its gradients lacked."""
+
     quorum: int = 0
     """How many workers make a step; 0 in all modes but `quorum`."""
 
@@ -164,6 +167,7 @@ def rules_of(options: spec.Server, shape: Shape) -> Rules:
     return Rules(
         mode=options.mode,
         staleness=staleness,
+        staleness_aware=options.staleness_aware,
         quorum=quorum,
         least_workers=None if options.waits_for_all else max(1, quorum),
         window=None if shared else options.window,

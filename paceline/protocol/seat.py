@@ -287,7 +287,7 @@ class SeatMachine:
         slot.waiting[answer.worker] = index + 1 - self.rules.staleness, answer
 
     def _count_staleness(self, slot: _Slot, push: Push) -> None:
-        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.version
+        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.closed
         counts = self.staleness.setdefault(push.worker, Counter())
         counts[newest - push.version] += 1
 
@@ -366,7 +366,15 @@ class SeatMachine:
             settings = self._settings[first.worker][number] if number else None
         only_mean = step.mean or not self.rules.updates
         kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
-        return Work(kind, chunk, index, parts, settings, scales.pop(), step.absent())
+        rate = self._rate_factor(index, step)
+        return Work(kind, chunk, index, parts, settings, scales.pop(), rate, step.absent())
+
+    def _rate_factor(self, index: int, step: _Step) -> float:
+        """One over 1 + the updates that the weights of this step's gradients lacked, on average."""
+        behind = [max(0, index - p.version) for p in step.pushes.values() if not p.empty]
+        if not self.rules.staleness_aware or not behind:
+            return 1.0
+        return len(behind) / (len(behind) + sum(behind))
 
     # The queue.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import altair as alt
 
+from paceline.bench.table import Row
 from paceline.record import PHASES
 from paceline.report.rows import AXES, Group, labels
 
@@ -29,6 +30,7 @@ PHASE_COLOURS = {
     "exchange exposed": "#ff725c",
     "wait": "#efb118",
     "other": "#9498a0",
+    "pauses": "#9c6b4e",
 }
 """Work in blues; what is lost in warm colours."""
 
@@ -159,7 +161,10 @@ def _efficiency(group: Group, data: str) -> Chart:
 
 
 def breakdown_values(group: Group) -> Values:
-    """Milliseconds per phase and row; what the phases leave of the step is "other"."""
+    """Milliseconds per phase and row; what the phases leave of the step is "other".
+
+    With the pauses between steps, so that the slowest run has the longest bar.
+    """
     names, values = labels(group.rows), []
     for row in group.rows:
         if not row.breakdown_seconds:
@@ -167,12 +172,21 @@ def breakdown_values(group: Group) -> Values:
         parts = {phase.replace("_", " "): row.breakdown_seconds.get(phase, 0.0) for phase in PHASES}
         if row.step_seconds is not None:
             parts["other"] = max(0.0, row.step_seconds - sum(parts.values()))
+            parts["pauses"] = paused_seconds(row)
         values += [
             {"label": names[row.cell], "phase": phase, "ms": _round(1e3 * parts[phase]), "order": n}
             for n, phase in enumerate(PHASE_COLOURS)
             if parts.get(phase)
         ]
     return values
+
+
+def paused_seconds(row: Row) -> float:
+    """Per step: by how much longer steps were with the pauses before them."""
+    overall, alone = row.samples_per_second_with_pauses, row.samples_per_second
+    if overall is None or alone is None or row.step_seconds is None:
+        return 0.0
+    return row.step_seconds * max(0.0, alone.median / overall - 1)
 
 
 def breakdown(data: str) -> Chart:
@@ -186,7 +200,7 @@ def breakdown(data: str) -> Chart:
                 "phase:N",
                 title=None,
                 scale=alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values())),
-                legend=alt.Legend(orient="top", columns=7, symbolType="square"),
+                legend=alt.Legend(orient="top", columns=8, symbolType="square"),
             ),
             order="order:Q",
             tooltip=["label:N", "phase:N", _tip("ms", "ms per step", ",.2f")],

@@ -77,6 +77,7 @@ def member_values(steps: dict[str, Sequence[Step]]) -> Values:
     for name, own in steps.items():
         parts = {phase: fmean(s.breakdown_seconds.get(phase, 0.0) for s in own) for phase in PHASES}
         parts["other"] = max(0.0, fmean(outside_seconds(step) for step in own))
+        parts["pauses"] = fmean(sum(step.paused_seconds.values()) for step in own)
         values += [
             {"member": name, "phase": phase, "ms": _ms(seconds), "order": n}
             for n, (phase, seconds) in enumerate(
@@ -152,7 +153,7 @@ def _phases(entry: Step) -> list[tuple[str, float]]:
 
 def _phase_colour() -> alt.Color:
     scale = alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values()))
-    legend = alt.Legend(orient="top", columns=7, symbolType="square")
+    legend = alt.Legend(orient="top", columns=8, symbolType="square")
     return alt.Color("phase:N", title=None, scale=scale, legend=legend)
 
 

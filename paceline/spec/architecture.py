@@ -92,6 +92,9 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     staleness: int = 3
     """`bounded`: how many steps a worker may be ahead of the slowest."""
 
+    staleness_aware: bool = False
+    """`async` and `bounded`: divide the learning rate of each update by 1 + its staleness."""
+
     quorum: int = 0
     """`quorum`: how many workers' gradients make a step; all but one when left out."""
 
@@ -116,6 +119,9 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         where = "architecture server"
         problem = f"staleness = {self.staleness} is negative."
         require(self.staleness >= 0, where, problem, "write 0 (equal to sync) or more.")
+        problem = f"staleness_aware with mode = {self.mode}: no update is stale."
+        stale = self.mode in ("async", "bounded") or not self.staleness_aware
+        require(stale, where, problem, "leave it out, or write mode=async or mode=bounded.")
         problem = f"window = {self.window} is not at least 1."
         require(self.window >= 1, where, problem, "write 2.")
         problem = f"quorum = {self.quorum} is negative."

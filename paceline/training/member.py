@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 from torch._C._distributed_c10d import Store
@@ -23,6 +24,8 @@ from paceline.training.session import Session, init, start
 
 def main() -> int:
     """Run the member that the environment describes; returns its exit status."""
+    if not sys.warnoptions:  # libraries warn of what a user of a built-in workload cannot change
+        warnings.simplefilter("ignore")
     try:
         session = init()
         folder = RunFolder(Path(session.identity.run))

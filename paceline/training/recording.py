@@ -77,7 +77,7 @@ class Recording:
         # Every built-in model begins with a convolution or a matrix product.
         known = models.info(workload.model) is not None and inputs.is_floating_point()
         rounded = torch.bfloat16 if known and workload.precision == "bfloat16" else None
-        quiet = nullcontext()
+        quiet: AbstractContextManager[None] = nullcontext()
         if self._streaming is not None:
             self._streaming.settle()
             quiet = architecture.no_sync()

@@ -126,6 +126,46 @@ def test_bounded_updates_each_step_by_its_own_settings(place, last):
         assert set(weights) == {-sum(rates)}
 
 
+def step_late(session, optimizer_name):
+    """Gradients of one everywhere: what a weight has lost in the end, and how old gradients were.
+
+    Worker 1 makes its first gradient before worker 0's updates and sends it after them.
+    """
+    model = nn.Linear(8, 4, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = getattr(torch.optim, optimizer_name)(model.parameters(), lr=1.0)
+    model, optimizer = session.distribute(model, optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 8)).sum()
+        if step == 0 and session.rank == 1:
+            session.store.wait(["ahead"])
+        loss.backward()
+        optimizer.step()
+    session.architecture.settle()
+    lost = -model.weight.flatten()[0].item()
+    session.store.set("done" if session.rank else "ahead", "yes")
+    session.store.wait(["done"])
+    return lost, session.architecture.counters()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_staleness_aware_rate_holds_for_optimizers_that_ignore_a_gradients_size(optimizer):
+    """Each update of Adam moves a weight by the rate, however small its gradient is scaled."""
+    kind = "server:mode=async,staleness_aware=true,placement=colocated"
+    architecture = spec.parse_architecture(kind)
+    results = run_members(step_late, optimizer, workers=2, architecture=architecture)
+    behind = [
+        (age, count)
+        for _, counters in results
+        for ages in counters["staleness"].values()
+        for age, count in ages.items()
+    ]
+    assert max(age for age, _ in behind) >= 3
+    lost = results[1][0]
+    assert lost == pytest.approx(sum(count / (1 + age) for age, count in behind), rel=1e-3)
+
+
 def test_shares_are_recorded_beside_what_was_summed():
     architecture = spec.parse_architecture("server:placement=colocated,chunk=1KiB")
     results = run_members(record_counters, workers=2, architecture=architecture)

@@ -1,16 +1,20 @@
 """What a terminal of 80 columns shows, and what is printed for other programs to read."""
 
 import json
+import math
+import os
 import re
 import subprocess
 import sys
 import tomllib
 
 import pytest
+import torch
 
 from paceline import engines, report, spec
-from paceline.cli import comparing, console
+from paceline.cli import comparing, console, training
 from paceline.cli.main import VERBS, main
+from paceline.models import profiling
 from tests.synthetic import synchronous_run
 
 
@@ -21,7 +25,7 @@ def run(*arguments, columns=80):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**__import__("os").environ, "COLUMNS": str(columns)},
+        env={**os.environ, "COLUMNS": str(columns)},
         check=False,
     )
 
@@ -70,6 +74,51 @@ def test_no_line_of_an_explanation_is_wider_than_the_terminal(tmp_path):
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "…" not in done.stdout
+
+
+WARNING_MODEL = """
+import warnings
+
+import torch
+
+
+def build():
+    warnings.warn("a library's own worry", stacklevel=1)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+"""
+
+
+@pytest.mark.parametrize("asked", ["", "default"])
+def test_warnings_of_libraries_are_shown_to_those_who_ask(tmp_path, asked):
+    (tmp_path / "worried.py").write_text(WARNING_MODEL)
+    given = ["train", "--model", "worried:build", "--steps", "2", "--workers", "2"]
+    paths = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *given, "--architecture=ring", f"--out={tmp_path}/run"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": paths, **({"PYTHONWARNINGS": asked} if asked else {})},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("own worry" in done.stdout + done.stderr) == bool(asked)
+
+
+def test_a_loss_that_is_no_number_is_said_so(tmp_path):
+    run_folder = synchronous_run(
+        tmp_path / "run", losses=lambda step: math.nan if step >= 10 else 2.3
+    )
+    with console.out.capture() as captured:
+        console.out.print(training.table(run_folder.summary()))
+    assert "2.3000 → not a number from step 10 on" in captured.get()
+
+
+def test_profiling_tells_how_far_it_is(tmp_path):
+    told = []
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+    profiling.profile(model, (8,), batch=4, num_classes=2, repeats=2, progress=told.append)
+    assert told == list(range(1, profiling.num_passes(batch=4, repeats=2) + 1))
 
 
 def test_a_comparison_fits_the_terminal_and_cuts_nothing(tmp_path, monkeypatch):

@@ -93,8 +93,14 @@ class TestAsynchrony:
         found = explain(run)
         assert names(found)[0] == "staleness"
         assert "1.0 updates old" in found.verdict
-        assert "0.05" in found.actions[0].text
-        assert found.actions[0].change == {"optimizer": {"learning_rate": 0.05}}
+        aware, lower = found.actions[:2]
+        assert aware.change == {"architecture": f"{kind},staleness_aware=true"}
+        assert lower.change == {"optimizer": {"learning_rate": 0.05}}
+
+    def test_a_rate_that_is_staleness_aware_is_not_offered_again(self, tmp_path):
+        kind = "server:mode=async,staleness_aware=true"
+        run = self.stale(tmp_path / "run", architecture=kind, losses=lambda s: 2.304)
+        assert not any("staleness_aware" in action.text for action in explain(run).actions)
 
     def test_a_loss_worse_than_the_baselines_at_equal_samples(self, tmp_path):
         run = self.stale(tmp_path / "run", losses=lambda s: 2.3 / (1 + 0.01 * s))
@@ -169,6 +175,15 @@ class TestCores:
         found = explain(synchronous_run(tmp_path / "run", workers=2, cores=2, machine=machine))
         assert names(found)[0] == "cpu-taken"
         assert found.verdict.startswith("Other processes have the cores")
+
+    def test_a_baseline_whose_cores_others_used_is_doubted(self, tmp_path):
+        busy = Machine(cpu_fraction=0.2, cpu_wait_fraction=0.7, machine_cpu_fraction=2.0)
+        usual = {"workers": 1, "architecture": "single", "cores": 2}
+        run = synchronous_run(tmp_path / "run", cores=2)
+        taken = synchronous_run(tmp_path / "taken", machine=busy, **usual)
+        assert "measure it again" in explain(run, taken).verdict
+        fine = synchronous_run(tmp_path / "fine", **usual)
+        assert "measure it again" not in explain(run, fine).verdict
 
     def test_a_kernel_that_does_not_count_delays(self, tmp_path):
         machine = Machine(cpu_fraction=0.2, machine_cpu_fraction=2.0)
@@ -367,6 +382,21 @@ class TestCauses:
         found = explain(two, one)
         assert "of ideal" not in found.verdict
         assert found.verdict.startswith("Servers: 2 where the baseline has 1.")
+
+
+class TestScripts:
+    """A script names its model, its data and its batch itself; explaining it asks for none."""
+
+    def test_a_scripts_run_beside_its_run_on_one_worker(self, tmp_path):
+        one = synchronous_run(tmp_path / "one", workers=1, architecture="single", script="train.py")
+        two = synchronous_run(tmp_path / "two", script="train.py", exchange_seconds=0.040)
+        found = explain(two, one)
+        assert found.speedup == pytest.approx(2 * 0.031 / 0.071, rel=0.1)
+        assert (found.run, found.baseline) == ("two", "one")
+        assert found.differs == (
+            "architecture: ring, in the baseline single",
+            "workers: 2, in the baseline 1",
+        )
 
 
 class TestActions:

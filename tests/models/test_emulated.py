@@ -105,6 +105,28 @@ def test_late_weights_hold_the_device_back_and_nothing_else_does(clock):
     assert clock.now - began == pytest.approx(5 * 0.030 + 0.100, rel=0.02)
 
 
+class LateParameter(torch.nn.Parameter):
+    """Weights that come from a server: whatever function takes them waits for them first."""
+
+    clock: FakeTime
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        if function is torch.Tensor.detach:
+            cls.clock.now += 0.100
+        return super().__torch_function__(function, types, arguments, named or {})
+
+
+def test_weights_that_are_waited_for_when_they_are_used_hold_the_device_back(clock):
+    model = EmulatedModel(tutorial(), Pace())
+    LateParameter.clock = clock
+    model.get_submodule("features.3").bias.__class__ = LateParameter
+    one_step(model)
+    began = clock.now
+    one_step(model)
+    assert clock.now - began == pytest.approx(0.150 + 0.100, abs=0.001)
+
+
 def test_it_has_the_real_models_parameters_and_state():
     profile = find_profile("h200", "resnet50")
     model, real = EmulatedModel(profile, Pace()), models.build("resnet50")

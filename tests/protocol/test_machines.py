@@ -111,6 +111,22 @@ def test_async_applies_every_gradient_by_itself(rng, size, window, script):
         assert all(w.settings == [{"lr": float(w.parts[0][1])}] for w in network.works)
 
 
+@settings(max_examples=100, deadline=None)
+@given(rng=randoms, size=sizes, mode=st.sampled_from(["async", "bounded"]))
+def test_a_staleness_aware_rate_is_divided_by_what_its_gradients_lacked(rng, size, mode):
+    network = run(rng, size, mode=mode, staleness=2, staleness_aware=True)
+    network.check_ended()
+    version = {(p.chunk, p.worker, p.step): p.version for p in network.pushes}
+    for work in network.works:
+        behind = [work.step - version[work.chunk, worker, step] for worker, step, _ in work.parts]
+        assert work.rate_factor == pytest.approx(1 / (1 + sum(behind) / len(behind)))
+
+
+def test_a_plain_rate_is_left_alone():
+    network = run(random.Random(1), (3, 1, 2, 4), mode="async")
+    assert {work.rate_factor for work in network.works} == {1.0}
+
+
 @settings(max_examples=150, deadline=None)
 @given(rng=randoms, size=sizes, window=windows, script=scripts, data=st.data())
 def test_quorum_counts_late_gradients_and_loses_none(rng, size, window, script, data):

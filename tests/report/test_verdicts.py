@@ -9,9 +9,9 @@ import pytest
 from paceline import report
 from paceline.explain import explain
 from paceline.record import Sample, summarise
-from paceline.report import columns, members
+from paceline.report import charts, columns, members
 from paceline.report.page import compose
-from paceline.report.rows import labels
+from paceline.report.rows import groups, labels
 from paceline.report.verdicts import explained, with_verdict
 from tests.synthetic import MB, Times, synchronous_run
 
@@ -111,6 +111,19 @@ def test_throughput_dips_where_a_worker_paused(tmp_path):
     )
     rates = [value["rate"] for value in members.throughput(run)]
     assert min(rates) < 0.2 * max(rates)
+
+
+def test_the_slowest_run_has_the_longest_bar(tmp_path):
+    """Checkpoints in every second step: its steps alone are the shorter ones."""
+    paused = synchronous_run(tmp_path / "paused", pause=lambda w, step: 0.1 if step % 2 else 0.0)
+    plain = synchronous_run(tmp_path / "plain", times=Times(forward=0.020))
+    (group,) = groups(report.from_runs([paused, plain]).rows)
+    bars = {}
+    for value in charts.breakdown_values(group):
+        bars[value["label"]] = bars.get(value["label"], 0.0) + value["ms"]
+    lengths = {label.partition(" ")[0]: length for label, length in bars.items()}
+    assert lengths["paused"] == pytest.approx(32 + 50, rel=0.1)
+    assert lengths["paused"] > lengths["plain"]
 
 
 def test_with_pauses_has_a_column_where_there_were_any(tmp_path):

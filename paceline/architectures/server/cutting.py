@@ -74,7 +74,7 @@ class Cutter:
     def replay(self, indices: Iterable[int], stretches: "Sequence[Stretch]") -> None:
         """Submit all that was cut: recorded passes are about to make it."""
         self.made.update(indices)
-        self._open = [0] * len(self._open)
+        self._open = [0] * len(self._layout.chunks)
         for ready, moment in stretches:
             if ready:
                 self._worker.submit(ready, moment)

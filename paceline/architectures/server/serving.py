@@ -81,7 +81,7 @@ class ServerSide:
         assert self._optimizers is not None, "a plan without an optimizer averages only"
         groups = self._plan.groups if work.settings is None else work.settings
         spared = [self._range(work.chunk, index) for index in work.absent]
-        self._optimizers.apply(work.chunk, gradient, groups, spared)
+        self._optimizers.apply(work.chunk, gradient, groups, spared, work.rate_factor)
 
     def _range(self, chunk: int, parameter: int) -> slice:
         """Where a parameter lies in a chunk."""

@@ -127,12 +127,15 @@ class ChunkOptimizers:
         gradient: Tensor,
         groups: Sequence[Settings],
         spared: Sequence[slice] = (),
+        rate_factor: float = 1.0,
     ) -> None:
         """Make one step on a chunk; the elements in `spared` and their state stay as they are."""
         one = self._chunks[chunk]
         if spared and not one.is_split:
             self._split(one)
         settings = _arguments(groups[one.group])
+        if rate_factor != 1.0:
+            settings["lr"] *= rate_factor
         for part in one.parts:
             if one.is_split and any(part.elements.start == s.start for s in spared):
                 continue
