@@ -303,9 +303,10 @@ def _fastest(own: Sequence[Row], rows: Sequence[Row]) -> str:
     text += f"{best.speedup:.2f} times single" if scaled else f"{_rate(best):,.0f} samples/s"
     if others:
         second = max(others, key=_rate)
-        own = _name(second, rows) if second.name else _members(second).replace(_workers(second), "")
+        next_best = _members(second).replace(_workers(second), "")
+        next_best = _name(second, rows) if second.name else next_best
         share = f" at {_rate(second) / _rate(best):.0%} of it"
-        text += f"; then {own}"
+        text += f"; then {next_best}"
         text += f", {second.speedup:.2f}" if scaled and second.speedup is not None else share
         if _overlap(best, second):
             text += ", too close to call"
