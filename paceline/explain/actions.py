@@ -156,6 +156,10 @@ def _against_pauses(evidence: Evidence) -> Iterator[Action]:
         text = f"write a checkpoint every {10 * every} steps in place of {every}"
         change: dict[str, object] = {"checkpoint_every": 10 * every}
         yield Action(text=text, gain=gain(needs, rarer), change=change)
+    elif what == "recovery":
+        never = replace(needs, paused=needs.paused - by_kind[what])
+        text = "find out why members are lost: the run's folder has their logs"
+        yield Action(text=text, gain=gain(needs, never))
     else:
         named = "its own pauses" if what == "script" else f"its {what}"
         yield Action(text=f"let the script make {named} ten times as rare", gain=gain(needs, rarer))

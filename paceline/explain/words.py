@@ -21,6 +21,7 @@ PAUSES = {
     "checkpoint": "checkpoints",
     "evaluation": "evaluations",
     "balancing": "divisions of the batch",
+    "recovery": "recoveries from lost members",
     "other": "pauses",
 }
 

@@ -11,6 +11,7 @@ import pytest
 from paceline import engines, spec
 from paceline.bench import drill
 from paceline.errors import FaultError, MemberError, SpecError
+from paceline.explain import conclude
 from paceline.launch.faults import Faults, check_faults
 from paceline.record import RunFolder
 
@@ -57,6 +58,8 @@ def test_a_killed_member_costs_steps_and_not_the_result(tmp_path, architecture, 
         assert steps == sorted(set(steps)), "a step that was done again counts once"
         assert steps[-1] == 23
     assert "recovery" in hurt.summary().wall_seconds
+    conclude(hurt)
+    assert "Recoveries from lost members take" in hurt.summary().verdict
 
 
 def test_without_restarts_a_killed_member_ends_the_run_and_is_named(tmp_path):
