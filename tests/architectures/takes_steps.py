@@ -27,7 +27,7 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
     inputs = torch.randn(6 * steps, 6)
     targets = torch.sin(inputs.sum(1, keepdim=True))
     model = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     joins = "PACELINE_JOIN" in os.environ
     if gate is not None and joins:
         meet(gate.with_suffix(".newcomer"), gate.with_suffix(".worker0"))

@@ -74,7 +74,7 @@ def live(session):
                     loss.backward()
             else:
                 loss.backward()
-            seen["losses"].append(float(loss))
+            seen["losses"].append(loss.item())
         if step % 2:
             seen["norm"] = float(architecture.clip(0.5))
         optimizer.step()
