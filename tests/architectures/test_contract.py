@@ -75,8 +75,7 @@ def live(session):
             else:
                 loss.backward()
             seen["losses"].append(loss.item())
-        if step % 2:
-            seen["norm"] = float(architecture.clip(0.5))
+        seen["norm"] = float(architecture.clip(0.5))
         optimizer.step()
     architecture.settle()
     seen["end"] = _numbers(model)
