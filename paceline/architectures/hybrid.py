@@ -69,6 +69,9 @@ def serve(options: spec.Hybrid, context: Context) -> dict[str, object]:
         context.note(f"{context.identity.name} has nothing to do: between = ring needs no servers.")
         return {}
     hosts = _members_by_host(Meeting(context), context.identity)
+    if len(hosts) == 1:
+        context.note(f"{context.identity.name} has nothing to do: all workers share one host.")
+        return {}
     return serve_leaders(_server_options(context), _among_leaders(context, hosts))
 
 

@@ -2,8 +2,8 @@
 
     takes_steps.py STEPS SECONDS [GATE]
 
-With a gate, workers that were there from the start wait at step 48 until one who joins is about to
-enter: then they go on, and it enters some steps later.
+With a gate, workers that were there from the start wait at step 48 for one who joins, and it for
+them: then they go on, and it enters some steps later.
 """
 
 import os
@@ -27,17 +27,18 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
     inputs = torch.randn(6 * steps, 6)
     targets = torch.sin(inputs.sum(1, keepdim=True))
     model = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     joins = "PACELINE_JOIN" in os.environ
     if gate is not None and joins:
-        gate.touch()
+        meet(gate.with_suffix(".newcomer"), gate.with_suffix(".worker0"))
     model, optimizer = paceline.distribute(model, optimizer)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
     loader, taken = paceline.shard(loader, batch="global"), 0
     for _ in range(2):
         for x, y in loader:
             if gate is not None and taken == GATE_STEP and not joins:
-                wait_for(gate)
+                own = gate.with_suffix(f".worker{paceline.rank()}")
+                meet(own, gate.with_suffix(".newcomer"))
             optimizer.zero_grad()
             loss = functional.mse_loss(model(x), y)
             if joins and "IDLE" in os.environ:
@@ -49,12 +50,13 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
             print(f"step {len(x)}", flush=True)
             time.sleep(seconds)
     paceline.settle()
-    print("weights", *(float(v) for p in model.parameters() for v in p.flatten()), flush=True)
+    print("weights", *(v for p in model.parameters() for v in p.flatten().tolist()), flush=True)
 
 
-def wait_for(gate: Path) -> None:
+def meet(own: Path, other: Path) -> None:
+    own.touch()
     end = time.monotonic() + GATE_SECONDS
-    while not gate.exists():
+    while not other.exists():
         assert time.monotonic() < end, "nobody joined"
         time.sleep(0.01)
 

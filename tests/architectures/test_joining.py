@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def train_and_join(tmp_path, architecture, **environment):
     try:
         while not (folder / joining.FILE).exists():
             assert job.poll() is None, job.stderr.read()
+            time.sleep(0.05)
         newcomer = run(*command, "--join", str(folder), *script, **environment)
         try:
             printed = ended(newcomer)

@@ -9,6 +9,7 @@ from paceline.launch.words import ECHO_SECONDS, LastWords, ending, first_cause, 
 TRACEBACK = "Traceback (most recent call last):\n  File ..., line 1\n"
 GLOO = f"{TRACEBACK}RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3210\n"
 WAITED = f"{TRACEBACK}paceline.errors.DeadlineError: step 3: no answer within 120 s; missing: x\n"
+LOST = f"{TRACEBACK}paceline.errors.ExchangeError: worker1 was lost in step 3, and it is over.\n"
 OWN = f"{TRACEBACK}ValueError: my own mistake\n"
 REFUSED = f"{TRACEBACK}paceline.errors.SpecError: ring: it cannot.\n  fix: do not.\n"
 
@@ -27,6 +28,7 @@ def ended(name, status, said, *, said_at, ended_at=None):
         ([("worker0", 1, GLOO, 1.0, 1.0), ("worker1", 1, OWN, 1.5, 1.6)], "worker1"),
         ([("worker0", 1, WAITED, 1.0, 1.0), ("server0", 1, OWN, 2.0, 2.0)], "server0"),
         ([("worker0", 1, REFUSED, 1.0, 2.0), ("worker1", 1, WAITED, 1.2, 1.2)], "worker0"),
+        ([("server0", 1, LOST, 1.0, 1.0), ("worker1", -9, "", 1.2, 1.2)], "worker1"),
         # killed from outside, in the same moment as another's error
         ([("worker0", 1, OWN, 1.0, 1.0), ("worker1", -9, "", 1.0, 1.0)], "worker1"),
         # C++ ends a survivor by a signal, too
