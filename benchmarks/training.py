@@ -2,6 +2,7 @@
 
     python benchmarks/training.py --json
     python benchmarks/training.py --only alexnet --contenders ring ddp --repeats 3 --quick
+    python benchmarks/training.py --contenders colocated horovod --peer-python horovod=PYTHON
 
 All train the same samples from the same first weights, one thread per worker. In every round each
 contender is launched once, in an order that turns, so that noise hits all alike; a check compares
@@ -43,7 +44,10 @@ OURS = {
     "colocated": "server:placement=colocated",
     "dedicated": "server",
 }
-CONTENDERS = (*OURS, "ddp", "tensorflow-single", "tensorflow-collective", "tensorflow-server")
+CONTENDERS = (
+    *(*OURS, "ddp", "tensorflow-single", "tensorflow-collective", "tensorflow-server"),
+    *("keras-ring", "keras-colocated"),
+)
 CLOSE = 0.99
 """Not slower by more than 1 %."""
 
@@ -58,7 +62,8 @@ def main() -> None:
                 turned = cells[repeat % len(cells) :] + cells[: repeat % len(cells)]
                 for contender, workers in turned:
                     path = Path(folder) / f"{setting}-{contender}-{workers}-{repeat}"
-                    row = measure(setting, contender, workers, path, given.quick)
+                    python = given.peer_python.get(contender, sys.executable)
+                    row = measure(setting, contender, workers, path, given.quick, python)
                     rows.append({**row, "repeat": repeat})
                     show(rows[-1])
     result = {"rows": rows, "checks": checks(rows)}
@@ -77,7 +82,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="half the steps")
-    return parser.parse_args()
+    named = "another interpreter for a peer, PEER=PYTHON"
+    parser.add_argument("--peer-python", action="append", default=[], help=named)
+    given = parser.parse_args()
+    given.peer_python = dict(text.split("=", 1) for text in given.peer_python)
+    return given
 
 
 def fits(contender: str, workers: int) -> bool:
@@ -87,7 +96,9 @@ def fits(contender: str, workers: int) -> bool:
     return workers > 1 or contender not in ("colocated", "dedicated")
 
 
-def measure(setting: str, contender: str, workers: int, path: Path, quick: bool) -> Row:
+def measure(
+    setting: str, contender: str, workers: int, path: Path, quick: bool, python: str
+) -> Row:
     """One launch; a failure is a row that says why."""
     model, shape, batch, steps = SETTINGS[setting]
     warmup = WARMUP_STEPS[steps]
@@ -111,7 +122,7 @@ def measure(setting: str, contender: str, workers: int, path: Path, quick: bool)
                 chosen = spec.parse_architecture(OURS[contender])
                 folder = engines.run(spec.replace(experiment, architecture=chosen), path)
             else:
-                folder = runner.run(experiment, peer(contender), path)
+                folder = runner.run(experiment, peer(contender), path, python=python)
         except PacelineError as error:
             return {**row, "failed": str(error)}
     return {**row, **figures(folder, batch * workers), "memory_bytes": memory.most_bytes}
@@ -176,6 +187,9 @@ def checks(rows: list[Row]) -> list[Row]:
         for other in ("tensorflow-collective", "tensorflow-server", "horovod"):
             name = f"colocated against {other}, {where}"
             found += _check(name, own, "colocated", other, 2, 1.0)
+        for ours in ("keras-ring", "keras-colocated"):
+            for other in ("tensorflow-collective", "tensorflow-server", "horovod-tensorflow"):
+                found += _check(f"{ours} against {other}, {where}", own, ours, other, 2, 1.0)
         name = f"single against TensorFlow's plain process, {setting}"
         found += _check(name, own, "single", "tensorflow-single", 1, 1.0)
     return found

@@ -15,8 +15,8 @@ PACKAGE = ROOT / "paceline"
 
 LAYERS = [
     "errors", "units", "spec", "record", "protocol", "wire", "models", "data", "telemetry",
-    "launch", "architectures", "training", "predict", "tunnel", "engines", "bench", "explain",
-    "report", "cli", "testing",
+    "launch", "architectures", "training", "tensorflow", "predict", "tunnel", "engines", "bench",
+    "explain", "report", "cli", "testing",
 ]  # fmt: skip
 """Lowest first: a part may import itself and what stands before it."""
 
@@ -104,10 +104,11 @@ def test_readme_tree_is_complete():
     assert not missing, f"README's tree lacks {missing}"
 
 
-def test_examples_differ_in_at_most_four_lines():
+@pytest.mark.parametrize("name", ["train", "keras"])
+def test_examples_differ_in_at_most_four_lines(name):
     plain, ours = (
-        (ROOT / "examples" / name).read_text(encoding="utf-8").split('"""', 2)[2].split("\n")
-        for name in ("train_plain.py", "train_paceline.py")
+        (ROOT / "examples" / file).read_text(encoding="utf-8").split('"""', 2)[2].split("\n")
+        for file in (f"{name}_plain.py", f"{name}_paceline.py")
     )
     added = [line for line in ours if line and line not in plain]
     removed = [line for line in plain if line and line not in ours]

@@ -294,7 +294,7 @@ class Session:
             )
         if self._workers_group is None:
             self._workers_group = Group(self.context(torch.device("cpu"), -1), "gloo")
-        total = value.detach().to("cpu", torch.float64).contiguous()
+        total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
         self._workers_group.all_reduce(total).wait()
         return (total / self.workers).to(value.device, value.dtype)
 

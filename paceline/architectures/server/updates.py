@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.architectures.server.keras_rules import KERAS_RULES
 from paceline.protocol.messages import Setting, Settings
 
 ELEMENTWISE: dict[str, type[Optimizer]] = {
@@ -29,6 +30,7 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
         torch.optim.RAdam,
         torch.optim.ASGD,
         torch.optim.Rprop,
+        *KERAS_RULES,
     )
 }
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}

@@ -34,6 +34,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     takes_servers: bool = False
     one_worker_only: bool = False
     synchronous: bool = True
+    is_ours: bool = False
+    """Another framework, exchanged by Paceline."""
 
 
 _OURS = ("msgspec", "psutil", "tomli_w", "numpy")
@@ -80,6 +82,22 @@ PEERS: dict[str, Peer] = {
             like=spec.Server(mode="async"),
             takes_servers=True,
             synchronous=False,
+        ),
+        *(
+            Peer(
+                name=f"keras-{name}",
+                title=f"Keras on TensorFlow, exchanged by Paceline ({name})",
+                module="paceline.bench.peers.keras_ours",
+                packages=("tensorflow", "torch"),
+                install=_TENSORFLOW,
+                like=like,
+                is_ours=True,
+            )
+            for name, like in (
+                ("ring", spec.Ring()),
+                ("colocated", spec.Server(placement="colocated")),
+                ("average", spec.Average()),
+            )
         ),
         Peer(
             name="horovod",

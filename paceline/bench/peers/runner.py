@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline import spec
+from paceline import architectures, spec
 from paceline.bench.peers import Peer, versions
 from paceline.bench.peers.export import export
 from paceline.bench.peers.job import VARIABLE
@@ -69,6 +69,8 @@ def run(
         folder = RunFolder.create(path, experiment)
         shown = ", ".join(f"{name} {version}" for name, version in found.items())
         text = f"measured with a peer, {peer.title} ({shown}), not with Paceline"
+        if peer.is_ours:
+            text = f"measured with {peer.title} ({shown})"
         folder.add_event(Event(time_seconds=0.0, member="worker0", kind="note", text=text))
         commands = [
             _command(peer, identity, python, work, threads, cores, prefix=place.prefix)
@@ -191,6 +193,7 @@ def _command(
     environment = {
         **os.environ,
         **to_environment(identity),
+        **architectures.to_environment(peer.like),  # for our own exchange under another framework
         VARIABLE: str(work),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",

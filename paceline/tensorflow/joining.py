@@ -1,0 +1,46 @@
+"""`init` for TensorFlow: who this process is, its share of the cores, and one seed for all."""
+
+import os
+import secrets
+
+import keras
+import tensorflow as tf
+
+from paceline.errors import SpecError
+from paceline.training import session as sessions
+from paceline.training.order import agree
+from paceline.training.session import Session
+
+
+def init() -> Session:
+    """Find out who this process is and join the job; the first call of a script.
+
+    On a server member this does not return: it serves until the workers are done, then exits.
+    """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        problem = f"Keras runs on {backend} here."
+        fix = "write KERAS_BACKEND=tensorflow, or with torch use paceline.init and its distribute."
+        raise SpecError("paceline.tensorflow", problem, fix)
+    session = sessions.init()
+    _keep_to_cores()
+    if session.workers > 1:
+        # tf.data shuffles by it: workers must draw the same order to divide it. A script that
+        # seeds all workers alike overrides it.
+        number = agree(session, "tensorflow/seed", str(secrets.randbelow(2**31)))
+        tf.random.set_seed(int(number))
+    return session
+
+
+def _keep_to_cores() -> None:
+    """Use as many threads as the launcher gave this worker; a script may set its own before."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if not threads.isdecimal() or tf.config.threading.get_intra_op_parallelism_threads():
+        return
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(int(threads))
+        tf.config.threading.set_inter_op_parallelism_threads(int(threads))
+    except RuntimeError as error:
+        problem = "TensorFlow was used before init(), and its number of threads cannot change."
+        fix = "call paceline.tensorflow.init() before the first operation or data set."
+        raise SpecError("init", problem, fix) from error
