@@ -38,6 +38,8 @@ THROUGHPUT = "Throughput, and its limit (dashed or a grey tick)"
 
 IDEAL_COLOUR = "#8a8f98"
 HEIGHT = 240
+NAME_HEIGHT = 44
+"""Room for a name of three lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +85,34 @@ def scaling_values(group: Group, limits: Mapping[str, float] | None = None) -> V
     ]
 
 
+def _names() -> alt.Y:
+    """Names of rows beside their bars, a line for each part, so that a phone has room for bars."""
+    axis = alt.Axis(
+        labelExpr="split(datum.label, ' · ')", labelLimit=240, labelLineHeight=12, labelOffset=-6
+    )
+    return alt.Y("label:N", title=None, sort=None, axis=axis)
+
+
 def _throughput(group: Group, data: str) -> Chart:
     base = _chart(data)
     if not group.has_lines:
         chart = base.mark_bar(cornerRadiusEnd=2, size=18).encode(
-            y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
+            y=_names(),
             x=alt.X("rate:Q", title="samples/s"),
-            color=_colour(group),
+            color=_colour(group).legend(None),  # each bar has its name
             tooltip=["label:N", _tip("rate", "samples/s", ",.1f")],
         )
-        limit = base.mark_tick(color=IDEAL_COLOUR, thickness=2, size=22).encode(
-            y=alt.Y("label:N", sort=None), x="limit:Q", tooltip=[_tip("limit", "limit", ",.0f")]
+        between = base.mark_rule(strokeWidth=2, opacity=0.7).encode(
+            y=_names(), x="low:Q", x2="high:Q", tooltip=["low:Q", "high:Q"]
         )
-        layered = alt.layer(chart, limit.transform_filter("isValid(datum.limit)"))
-        layered = layered.properties(height=alt.Step(30))
+        limit = base.mark_tick(color=IDEAL_COLOUR, thickness=2, size=22).encode(
+            y=_names(), x="limit:Q", tooltip=[_tip("limit", "limit", ",.0f")]
+        )
+        layered = alt.layer(
+            chart,
+            between.transform_filter("datum.low < datum.high"),
+            limit.transform_filter("isValid(datum.limit)"),
+        ).properties(height=alt.Step(NAME_HEIGHT))
         return Chart(
             name=_named("throughput", data), title=THROUGHPUT, data=data, spec=_dict(layered)
         )
@@ -194,7 +210,7 @@ def breakdown(data: str) -> Chart:
         _chart(data)
         .mark_bar(size=18)
         .encode(
-            y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
+            y=_names(),
             x=alt.X("ms:Q", title="ms per step", axis=alt.Axis(tickCount=8)),
             color=alt.Color(
                 "phase:N",
@@ -205,7 +221,7 @@ def breakdown(data: str) -> Chart:
             order="order:Q",
             tooltip=["label:N", "phase:N", _tip("ms", "ms per step", ",.2f")],
         )
-        .properties(height=alt.Step(30))
+        .properties(height=alt.Step(NAME_HEIGHT))
     )
     title = "Where a step's time goes"
     return Chart(name=_named("breakdown", data), title=title, data=data, spec=_dict(chart))
