@@ -94,7 +94,7 @@ def answer_case(case: dict[str, Any], network: str) -> Iterator[dict[str, float]
     fitted = fitted_case(case, network)
     for point in case["predict"]:
         experiment = with_known(experiment_of(case, network, point), fitted)
-        yield answer_of(predict(experiment), 1.0)
+        yield answer_of(predict(experiment, known=known_of(case)), 1.0)
 
 
 def answer_efficiency(
@@ -119,14 +119,23 @@ def fitted_case(case: dict[str, Any], network: str) -> spec.Experiment:
     """The first given figure fixes the device; a second one the rate that is not written down."""
     first, *more = case["given"]
     experiment = experiment_of(case, network, first)
-    if "without DDP" in case["note"]:
-        experiment = spec.replace(experiment, architecture=spec.Single())
+    alone = case["architecture"] == "server" and first["devices"] == 1
+    if alone or "without DDP" in case["note"]:
+        single = {"architecture": spec.Single(), "servers": 0, "hosts": ()}
+        experiment = spec.replace(experiment, **single)
     fitted = fit(experiment, first["images_per_second"], "one_device")
     for second in more:
         at_second = with_known(experiment_of(case, network, second), fitted)
         unknown = "link" if second.get("hosts", 1) > 1 else "inside"
         fitted = fit(at_second, second["images_per_second"], unknown)
     return fitted
+
+
+def known_of(case: dict[str, Any]) -> tuple[str, ...]:
+    """Fractions of links whose payload rate was fitted to a second figure."""
+    if len(case["given"]) == 1:
+        return ()
+    return ("tcp_fraction",) if case["given"][1]["hosts"] > 1 else ("bus_fraction", "tcp_fraction")
 
 
 def with_known(experiment: spec.Experiment, fitted: spec.Experiment) -> spec.Experiment:

@@ -92,6 +92,14 @@ def test_a_straggler_taken_away_gives_its_share_back(as_if_measured):
     assert what_if(slow, slowdown=1.0).gain_fraction > 0.3
 
 
+def test_other_hosts_are_another_cluster(as_if_measured):
+    hosts = [spec.Host(count=3), spec.Host(slowdown=2.0)]
+    slow = as_if_measured(asked(link="100gbit", hosts=[{"count": 3}, {"slowdown": 2.0}]))
+    assert what_if(slow, hosts=(spec.Host(count=4),)).gain_fraction > 0.3
+    assert what_if(slow, hosts=(*hosts, *hosts)).gain_fraction > 0.8
+    assert what_if(slow, hosts=tuple(hosts)).gain_fraction == pytest.approx(0.0)
+
+
 def test_hosts_follow_workers_and_servers():
     base = asked("server", 8, 1, hosts=[{"workers": 8}, {"workers": 0, "servers": 1}])
     more = vary(base, workers=20, servers=3)
