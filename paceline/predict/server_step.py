@@ -21,6 +21,9 @@ MOST_CHUNKS = 200
 
 STRETCHES, STRETCHES_IN_STEP = 8, 48
 """Into so many parts a network is divided; finer where all workers are in step, which is cheap."""
+MOST_PUSHES = 1200
+"""Of a step, where hosts are not alike and every kind pushes for itself."""
+
 COARSE_CHUNKS, COARSE_PHASES, COARSE_STEPS = 64, 4, 8
 
 
@@ -40,8 +43,9 @@ def server_step(
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
     cut = _chunked if stack.place == "chunks" else _whole
-    most_chunks = COARSE_CHUNKS if coarse else MOST_CHUNKS
-    phases = 1 if together else phases
+    kinds = len(topology.computing)  # hosts that are not alike drift apart by themselves
+    phases = 1 if together else math.ceil(phases / kinds)
+    most_chunks = min(COARSE_CHUNKS if coarse else MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
     dealt = cut(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = _seats(dealt, groups)
