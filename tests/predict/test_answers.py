@@ -6,8 +6,9 @@ import pytest
 
 from paceline import engines, record, spec
 from paceline.cli import main
+from paceline.cli.training import with_choice
 from paceline.errors import SpecError
-from paceline.predict.advice import advise
+from paceline.predict.advice import advise, choose
 from paceline.predict.answer import simulate
 from paceline.predict.changes import vary
 from paceline.predict.curve import scaling_curve
@@ -78,6 +79,21 @@ def test_advice_ranks_what_trains_like_one_worker_and_says_why():
     assert all("slower" in row.why or "as fast" in row.why for row in found.ranked[1:])
     assert not any("async" in row.architecture for row in found.ranked)
     assert any("dedicated servers" in text for text in found.remarks)
+
+
+def test_auto_between_hosts_is_the_fastest_of_those_that_fit():
+    slow, _ = choose(asked("auto", link="1gbit"))
+    assert slow == spec.Server(placement="colocated")  # hides the exchange behind forward too
+    placed, reason = choose(asked("auto", 4, 1))
+    assert placed == spec.Server(placement="optimal")
+    assert "% more than server" in reason
+    assert choose(asked("auto", device="cpu")) is None  # no profile: nothing is known
+
+
+def test_train_says_what_auto_is_between_hosts(capsys):
+    chosen = with_choice(asked("auto"))
+    assert chosen.architecture == spec.Server(placement="colocated")
+    assert "colocated, because it is predicted to give" in capsys.readouterr().err
 
 
 def test_a_faster_network_helps_a_run_that_the_network_limits(as_if_measured):
