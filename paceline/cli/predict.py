@@ -44,6 +44,10 @@ def command(
     scorecard: Annotated[
         bool, typer.Option("--scorecard", help="Every prediction that was later measured.")
     ] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Write a step of the most workers to this file, for Perfetto."),
+    ] = None,
     mtbf: Annotated[
         str | None, typer.Option(help="Of one host, between failures: 720h. What is left of work.")
     ] = None,
@@ -87,10 +91,25 @@ def command(
         console.out.print(spec.to_toml(experiment), markup=False)
         return
     found = curve.scaling_curve(experiment, numbers, parse_failures(mtbf, checkpoint_every))
+    if timeline is not None:
+        _draw(experiment, max(numbers), timeline)
     if json:
         console.print_json(found)
     else:
         _show(found)
+
+
+def _draw(experiment: "spec.Experiment", workers: int, path: Path) -> None:
+    """Simulate once more, and write what happens when."""
+    from paceline.cli import console
+    from paceline.predict.answer import simulate
+    from paceline.predict.changes import vary
+    from paceline.predict.timeline import Timeline
+
+    drawn = Timeline()
+    simulate(vary(experiment, workers=workers), timeline=drawn)
+    drawn.write(path)
+    console.err.print(f"timeline of {workers} workers: {path} (open it in Perfetto)", markup=False)
 
 
 def parse_workers(text: str) -> list[int]:

@@ -17,6 +17,7 @@ from paceline.predict.collective_step import collective_step
 from paceline.predict.outcome import REAL_DATA, Outcome
 from paceline.predict.server_step import server_step
 from paceline.predict.stacks import Constants, Stack, expected, find_stack, ranges
+from paceline.predict.timeline import Timeline
 from paceline.predict.topology import topology_of
 from paceline.record.summary import waits_for_all
 
@@ -49,10 +50,12 @@ def simulate(
     constants: Constants | None = None,
     *,
     coarse: bool = False,
+    timeline: Timeline | None = None,
 ) -> Outcome:
     """One simulation; constants at their expected values unless given.
 
-    `coarse`: with fewer groups of workers and fewer steps, for ratios.
+    `coarse`: with fewer groups of workers and fewer steps, for ratios. `timeline` is told what
+    happens when.
     """
     stack = stack or find_stack(experiment.prediction.stack)
     constants = constants or expected(stack)
@@ -65,8 +68,8 @@ def simulate(
             "--architecture", problem, "choose single, ring, server, average or hybrid."
         )
     if has_servers(kind):
-        return server_step(experiment, topology, stack, constants, coarse=coarse)
-    return collective_step(experiment, topology, stack, constants)
+        return server_step(experiment, topology, stack, constants, coarse=coarse, timeline=timeline)
+    return collective_step(experiment, topology, stack, constants, timeline)
 
 
 def has_servers(kind: spec.Architecture) -> bool:

@@ -54,6 +54,10 @@ class Device:
         self.input_seconds = self.update_seconds = 0.0
         self.stretch: Callable[[int, float], float] = partial(as_profiled, 0)
         self.on_end: Callable[[], None] = lambda: None
+        self.on_span: Callable[[str, float, float], None] | None = None
+        """(what, since when, seconds): computing, and waiting for weights."""
+        self._doing = ""
+        self._waiting_since: float | None = None
         self.step_ends: list[float] = []
         self._needed: set[int] = set()
         """Chunks, or with sums inside a host layers, that it waits for."""
@@ -62,10 +66,17 @@ class Device:
 
     def go_on(self) -> None:
         """Compute until something is to be waited for."""
+        if self._waiting_since is not None and self.on_span is not None:
+            waited = self._clock.now - self._waiting_since
+            self.on_span("wait for weights", self._waiting_since, waited)
+        self._waiting_since = None
         for wanted in self._life:
             if isinstance(wanted, float):
+                if self.on_span is not None:
+                    self.on_span(self._doing, self._clock.now, wanted)
                 self._clock.after(wanted, self.go_on)
                 return
+            self._waiting_since = self._clock.now
             if wanted is None:
                 self._waits_for_end = not self._machine.applied
                 if self._waits_for_end:
@@ -74,6 +85,7 @@ class Device:
             self._needed = wanted & self._missing()
             if self._needed:
                 return
+            self._waiting_since = None
 
     def usable(self, wanted: int) -> None:
         """The weights of a chunk, or of a layer, are there."""
@@ -113,10 +125,12 @@ class Device:
                 if self.sums is not None:
                     self.sums.fetch()
                 self._member.tell(Fetch())
+            self._doing = "input"
             if self.input_seconds:
                 yield self.input_seconds
             yield from self._forward()
             yield from self._backward()
+            self._doing = "update"
             if self.update_seconds:
                 yield self.update_seconds
             self.step_ends.append(self._clock.now)
@@ -126,7 +140,7 @@ class Device:
 
     def _forward(self) -> Iterator[float | set[int]]:
         """Layers whose weights are there already pass as one."""
-        seconds = 0.0
+        self._doing, seconds = "forward", 0.0
         for index, layer in enumerate(self._layers):
             wanted = self._chunks_of[index] if self.sums is None else {index}
             if not wanted.isdisjoint(self._missing()):
@@ -140,7 +154,7 @@ class Device:
     def _backward(self) -> Iterator[float]:
         """Layers that complete no chunk pass together with the next that does."""
         unmade = [len(layers) for layers in self._layers_of]
-        seconds = 0.0
+        self._doing, seconds = "backward", 0.0
         for index in reversed(range(len(self._layers))):
             seconds += self.stretch(index, self._layers[index].backward_seconds)
             complete = []

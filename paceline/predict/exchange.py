@@ -8,7 +8,7 @@ link as all of them. A *seat group* is the same for servers.
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from paceline.predict.links import Links
 from paceline.predict.outcome import Work
 from paceline.predict.pulling import PullingWorker
 from paceline.predict.stacks import Constants, Stack
+from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology, rate_of
 from paceline.predict.virtual import Path, VirtualJob
 from paceline.protocol.actions import Send
@@ -29,6 +30,7 @@ from paceline.protocol.actions import Work as SeatWork
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import Answer, Push
 from paceline.protocol.plan import Plan
+from paceline.units import format_bytes
 
 WARMUP_STEPS, MOST_STEPS = 3, 10
 SETTLED = 1e-3
@@ -209,6 +211,7 @@ class Job:
         together: bool,
         noisy: bool,
         most_steps: int = MOST_STEPS,
+        timeline: Timeline | None = None,
     ) -> None:
         """`plan`: groups are its workers. `noisy`: every worker is simulated by itself, and so is
         its jitter."""
@@ -223,6 +226,8 @@ class Job:
         self._seat_members = [seat.member for seat in seats]
         self._job = VirtualJob(plan, costs, self._roads, self.clock, self._machine)
         self._devices = [self._device(group, plan) for group in groups]
+        if timeline is not None:
+            self._watch(timeline)
 
     def _machine(self, plan: Plan, worker: int) -> ExchangeMachine | PullingWorker:
         if self._stack.exchange == "answer":
@@ -252,6 +257,23 @@ class Job:
                 answers=self._stack.exchange == "answer",
             )
         return device
+
+    def _watch(self, timeline: Timeline) -> None:
+        """Tell the timeline of every stretch of computing, and of every message on its way."""
+        for group, device in zip(self._groups, self._devices, strict=True):
+            device.on_span = partial(timeline.add, group.name, "device")
+        timeline.step_ends = self._devices[0].step_ends
+
+        def carried(connection: Hashable, size_bytes: float, start: float, seconds: float) -> None:
+            if isinstance(connection, tuple) and size_bytes:
+                source, target, to_seat = connection
+                name = f"{'gradients' if to_seat else 'weights'}, {format_bytes(size_bytes)}"
+                timeline.add(source, f"to {target}", name, start, seconds)
+            elif size_bytes:
+                name = f"inside the host, {format_bytes(size_bytes)}"
+                timeline.add("inside the host", str(connection), name, start, seconds)
+
+        self._roads.links.on_carried = carried
 
     def _noise(self, fraction: float, layer: int, seconds: float) -> float:
         return seconds * max(0.0, self._random.gauss(1.0, fraction))

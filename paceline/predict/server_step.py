@@ -10,6 +10,7 @@ from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fracti
 from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
+from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
 from paceline.protocol.chunks import Layout
 from paceline.protocol.placement import Seat
@@ -34,6 +35,7 @@ def server_step(
     constants: Constants,
     *,
     coarse: bool = False,
+    timeline: Timeline | None = None,
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
     phases = COARSE_PHASES if coarse else PHASES
@@ -65,6 +67,7 @@ def server_step(
         together=together,
         noisy=not collapsed,
         most_steps=COARSE_STEPS if coarse else MOST_STEPS,
+        timeline=timeline,
     )
     step = job.run()
     needs = job.needs()
