@@ -21,7 +21,7 @@ from tunnel import COMPUTE_SECONDS, PAYLOAD_BYTES_PER_SECOND, WORKERS, profile_o
 
 from paceline import spec
 from paceline.predict.clock import Clock
-from paceline.predict.virtual import Costs, VirtualJob, star
+from paceline.predict.virtual import Ideal, VirtualJob, star
 from paceline.protocol import ParameterSize
 from paceline.protocol.placement import Placement, exchange_seconds
 from paceline.protocol.plan import Shape, make_plan
@@ -74,22 +74,23 @@ def row(name: str, compute: float, window: int, jitter: float) -> dict[str, Any]
 def job_of(
     placement: Placement, servers: int, layers: Sequence[Layer], window: int, jitter: float
 ) -> VirtualJob:
-    """Workers with a device each, the seats, and cables that cost nothing but bytes."""
+    """A job that has run: a device for each worker, and cables that cost nothing but bytes."""
     sizes = [ParameterSize(name=x.name, elements=x.parameter_bytes // 4) for x in layers]
     options = spec.Server(placement=placement, window=window)
     plan = make_plan(sizes, options, Shape(workers=WORKERS, servers=servers))
     clock, chance = Clock(), random.Random(0)
 
-    def stretch(worker: int, layer: str, seconds: float) -> float:
+    def stretch(worker: int, layer: int, seconds: float) -> float:
         return seconds + chance.uniform(0, jitter) * (chance.random() < 0.05)
 
     roads = star(clock, plan, PAYLOAD_BYTES_PER_SECOND)
-    return VirtualJob(plan, Costs(), roads, clock, layers, stretch)
+    job = VirtualJob(plan, Ideal(plan=plan), roads, clock)
+    job.compute(layers, STEPS, stretch)
+    return job
 
 
 def step_seconds(job: VirtualJob) -> float:
     """The median after warm-up, each step to its slowest worker."""
-    job.run(STEPS)
     ends = [max(moments) for moments in zip(*job.step_ends, strict=True)][WARMUP_STEPS - 1 :]
     return statistics.median(b - a for a, b in pairwise(ends))
 

@@ -2,14 +2,18 @@
 
     python benchmarks/predict.py --json
     python benchmarks/predict.py --only ring-4 --steps 6
-    python benchmarks/predict.py --page docs/predictions.md
+    python benchmarks/predict.py --measured found.json --for 420
+    python benchmarks/predict.py --measured found.json --for 0 --page docs/predictions.md
 
 Four settings calibrate (CALIBRATING) and are not judged. Every pair is shown. The machine must be
-quiet: emulated hosts compute nothing, but moving their bytes is real work.
+quiet: emulated hosts compute nothing, but moving their bytes is real work; `--dilation 4` makes
+that four times less a second. A round takes half an hour: with `--measured` each run is kept in a
+file as it ends, and what is there already is not measured again.
 """
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -61,12 +65,12 @@ MEDIAN, WORST, INSIDE = 0.05, 0.15, 0.90
 def main() -> None:
     options = parse()
     wanted = [name for name in CELLS if not options.only or name in options.only.split(",")]
-    rows = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for name in wanted:
-            row = {"name": name, "seconds": measure(name, Path(temporary) / name, options)}
-            rows.append(row)
-            print(f"{name}: {row['seconds']:.3f} s a step", file=sys.stderr, flush=True)
+    found = measured(wanted, options)
+    rows: list[dict[str, Any]] = [
+        {"name": name, "seconds": statistics.median(found[name]), "runs": found[name]}
+        for name in wanted
+        if found.get(name)
+    ]
     calibration = calibrated(rows, options.calibration)
     rows = [judged(row, calibration) for row in rows]
     answer = {"calibration": calibration.constants, "rows": rows, "checks": checks(rows)}
@@ -82,6 +86,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dilation", type=float, default=1.0)
+    parser.add_argument(
+        "--measured", type=Path, help="runs are kept in this file, and not repeated"
+    )
+    parser.add_argument(
+        "--for", type=float, default=math.inf, dest="seconds", help="begin no run later"
+    )
     parser.add_argument("--calibration", type=Path, help="use this file, or write it")
     parser.add_argument("--page", type=Path, help="write every pair into this file")
     return parser.parse_args()
@@ -116,23 +126,41 @@ def experiment_of(name: str, steps: int = 10, dilation: float = 1.0) -> spec.Exp
     )
 
 
-def measure(name: str, path: Path, options: argparse.Namespace) -> float:
-    """Seconds of a step: the median of the repeats, each retried once on a busy machine."""
+def measured(wanted: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of a step in each run of each setting: all settings once, then all again."""
+    began, kept = time.monotonic(), options.measured
+    found: dict[str, list[float]] = {}
+    if kept is not None and kept.exists():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+    rounds = [(repeat, name) for repeat in range(options.repeats) for name in wanted]
+    for repeat, name in rounds:
+        if len(found.get(name, [])) > repeat or time.monotonic() - began > options.seconds:
+            continue
+        seconds = measure(name, options)
+        if seconds is None:
+            continue
+        found.setdefault(name, []).append(seconds)
+        print(f"{name}: {seconds:.3f} s a step", file=sys.stderr, flush=True)
+        if kept is not None:
+            kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def measure(name: str, options: argparse.Namespace) -> float | None:
+    """Seconds of a step in one run, or None where the tunnel refused twice: a busy machine."""
     experiment = experiment_of(name, options.steps, options.dilation)
-    found = []
-    for repeat in range(options.repeats):
-        for attempt in range(2):
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as temporary:
             try:
-                folder = engines.run(experiment, path.with_name(f"{name}-{repeat}-{attempt}"))
+                folder = engines.run(experiment, Path(temporary) / name)
             except PacelineError as error:
                 print(f"{name}, again: {error}", file=sys.stderr, flush=True)
                 time.sleep(5.0)
                 continue
             rate = folder.summary().samples_per_second
-            assert isinstance(rate, float)
-            found.append(BATCH * experiment.cluster.workers / rate)
-            break
-    return statistics.median(found)
+        if isinstance(rate, float):
+            return BATCH * experiment.cluster.workers / rate
+    return None
 
 
 def rate_of(row: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
     python benchmarks/sealed.py --json
     python benchmarks/sealed.py --only ddp-v100
+    python benchmarks/sealed.py --given    # a case's second figure, predicted from its first alone
 
 Every case becomes an experiment, as data: the tables below say which link a sentence of the file
 means, and whose software ran. What is not written down (the speed of one device, the rate of a
@@ -59,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="cases whose id begins so")
+    parser.add_argument("--given", action="store_true", help="check against figures the file gives")
     options = parser.parse_args()
     if not SEALED.exists():
         sys.exit(f"error: {SEALED} is missing\n  fix: put the sealed cases there.")
@@ -67,6 +69,9 @@ def main() -> None:
     for case in tomllib.loads(SEALED.read_text(encoding="utf-8"))["case"]:
         network = network if case["network"] == SAME_CLUSTER else case["network"]
         if not case["id"].startswith(options.only):
+            continue
+        if options.given:
+            show_given(case, network)
             continue
         for index, answer in enumerate(answer_case(case, network)):
             answers[f"{case['id']}/{index}"] = answer
@@ -85,6 +90,20 @@ def show(case: dict[str, Any], index: int, answer: dict[str, float]) -> None:
     print(f"{text}  {rate / linear:.1%} of linear", file=sys.stderr, flush=True)
 
 
+def show_given(case: dict[str, Any], network: str) -> None:
+    """What the first figure of a case says of its others, with nothing fitted to those."""
+    first, *others = case["given"]
+    if not others or not NETWORKS[network]["link"]:
+        return  # the rate of its cables is known from the second figure only
+    fitted = fitted_case({**case, "given": [first]}, network)
+    for point in others:
+        found = predict(with_known(experiment_of(case, network, point), fitted))
+        truth, rate = point["images_per_second"], found.samples_per_second
+        low, high = found.low, found.high
+        text = f"{case['id']:28} {point['devices']:4} devices: {truth:8.1f} given, {rate:8.1f}"
+        print(f"{text} ({low:.1f} to {high:.1f}) predicted, {rate / truth - 1:+.1%}", flush=True)
+
+
 def answer_case(case: dict[str, Any], network: str) -> Iterator[dict[str, float]]:
     """One answer per point of the case, from what the case gives."""
     if " and " in case["model"]:
@@ -94,7 +113,7 @@ def answer_case(case: dict[str, Any], network: str) -> Iterator[dict[str, float]
     fitted = fitted_case(case, network)
     for point in case["predict"]:
         experiment = with_known(experiment_of(case, network, point), fitted)
-        yield answer_of(predict(experiment), 1.0)
+        yield answer_of(predict(experiment, known=known_of(case)), 1.0)
 
 
 def answer_efficiency(
@@ -119,14 +138,23 @@ def fitted_case(case: dict[str, Any], network: str) -> spec.Experiment:
     """The first given figure fixes the device; a second one the rate that is not written down."""
     first, *more = case["given"]
     experiment = experiment_of(case, network, first)
-    if "without DDP" in case["note"]:
-        experiment = spec.replace(experiment, architecture=spec.Single())
+    alone = case["architecture"] == "server" and first["devices"] == 1
+    if alone or "without DDP" in case["note"]:
+        single = {"architecture": spec.Single(), "servers": 0, "hosts": ()}
+        experiment = spec.replace(experiment, **single)
     fitted = fit(experiment, first["images_per_second"], "one_device")
     for second in more:
         at_second = with_known(experiment_of(case, network, second), fitted)
         unknown = "link" if second.get("hosts", 1) > 1 else "inside"
         fitted = fit(at_second, second["images_per_second"], unknown)
     return fitted
+
+
+def known_of(case: dict[str, Any]) -> tuple[str, ...]:
+    """Fractions of links whose payload rate was fitted to a second figure."""
+    if len(case["given"]) == 1:
+        return ()
+    return ("tcp_fraction",) if case["given"][1]["hosts"] > 1 else ("bus_fraction", "tcp_fraction")
 
 
 def with_known(experiment: spec.Experiment, fitted: spec.Experiment) -> spec.Experiment:

@@ -10,6 +10,7 @@ from paceline.cli import flags
 if TYPE_CHECKING:
     from paceline import spec
     from paceline.predict.curve import Curve
+    from paceline.predict.failures import Failures
     from paceline.predict.scorecard import Score
 
 SETTINGS = {
@@ -43,6 +44,16 @@ def command(
     scorecard: Annotated[
         bool, typer.Option("--scorecard", help="Every prediction that was later measured.")
     ] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Write a step of the most workers to this file, for Perfetto."),
+    ] = None,
+    mtbf: Annotated[
+        str | None, typer.Option(help="Of one host, between failures: 720h. What is left of work.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="With --mtbf: steps between checkpoints; 0 for the best.")
+    ] = 0,
     runs: Annotated[Path, typer.Option(help="Where the scorecard is kept.")] = Path("runs"),
     json: flags.Json = False,
     dry_run: flags.DryRun = False,
@@ -79,11 +90,26 @@ def command(
     if dry_run:
         console.out.print(spec.to_toml(experiment), markup=False)
         return
-    found = curve.scaling_curve(experiment, numbers)
+    found = curve.scaling_curve(experiment, numbers, parse_failures(mtbf, checkpoint_every))
+    if timeline is not None:
+        _draw(experiment, max(numbers), timeline)
     if json:
         console.print_json(found)
     else:
         _show(found)
+
+
+def _draw(experiment: "spec.Experiment", workers: int, path: Path) -> None:
+    """Simulate once more, and write what happens when."""
+    from paceline.cli import console
+    from paceline.predict.answer import simulate
+    from paceline.predict.changes import vary
+    from paceline.predict.timeline import Timeline
+
+    drawn = Timeline()
+    simulate(vary(experiment, workers=workers), timeline=drawn)
+    drawn.write(path)
+    console.err.print(f"timeline of {workers} workers: {path} (open it in Perfetto)", markup=False)
 
 
 def parse_workers(text: str) -> list[int]:
@@ -95,6 +121,24 @@ def parse_workers(text: str) -> list[int]:
         problem = f'"{text}" is not a list of numbers of workers.'
         raise SpecError("--workers", problem, "write them with commas: 1,2,4,8.")
     return [int(part) for part in parts]
+
+
+def parse_failures(mtbf: str | None, checkpoint_every: int) -> "Failures | None":
+    """What `--mtbf` and `--checkpoint-every` ask for."""
+    from paceline.errors import SpecError
+    from paceline.predict.failures import Failures
+    from paceline.units import parse_seconds
+
+    if mtbf is None:
+        if checkpoint_every:
+            problem = "checkpoints cost nothing that is shown without failures."
+            raise SpecError("--checkpoint-every", problem, "say --mtbf 720h too.")
+        return None
+    seconds = parse_seconds(mtbf, "--mtbf")
+    if seconds <= 0 or checkpoint_every < 0:
+        problem = f"--mtbf {mtbf} --checkpoint-every {checkpoint_every}: not above zero."
+        raise SpecError("--mtbf", problem, "write a time such as 720h.")
+    return Failures(mtbf_seconds=seconds, every=checkpoint_every)
 
 
 def with_hosts(experiment: "spec.Experiment", per_host: int) -> "spec.Experiment":
@@ -141,6 +185,9 @@ def _show(found: "Curve") -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("workers", "samples/s", "90 % between", "step", "efficiency"):
         table.add_column(heading, justify="right", no_wrap=True)
+    failures = found.points[-1].useful_fraction is not None
+    if failures:
+        table.add_column("useful", justify="right", no_wrap=True)
     table.add_column("limited by")
     for point in found.points:
         table.add_row(
@@ -149,11 +196,15 @@ def _show(found: "Curve") -> None:
             f"{point.low:,.4g} and {point.high:,.4g}",
             format_seconds(point.step_seconds),
             f"{point.efficiency:.0%}",
+            *([f"{point.useful_fraction:.1%}"] if failures else []),
             point.limited_by,
         )
     out.print(f"{found.architecture}, predicted", style="bold", markup=False)
     out.print(table)
     last = found.points[-1]
+    if failures:
+        text = f"useful: of the time, with a checkpoint every {last.checkpoint_every} steps"
+        out.print(f"{text} at {last.workers} workers.", markup=False)
     if found.enough_workers < last.workers:
         text = f"More than {found.enough_workers} workers do not help: {last.limited_by} limit."
         out.print(text, markup=False)

@@ -19,6 +19,7 @@ from paceline.errors import MemberError, SpecError, suggest
 from paceline.explain import conclude
 from paceline.launch import Identity, identify, joining
 from paceline.launch.identity import TORCH_VARIABLES
+from paceline.predict.advice import choose
 from paceline.record import RunFolder, Summary, checkpoints
 from paceline.units import format_bytes, format_seconds
 
@@ -77,6 +78,8 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
         experiment.architecture, workers=cluster.workers, hosts=hosts, gpus=_gpus()
     )
     if isinstance(experiment.architecture, spec.Auto):
+        if hosts > 1 and (advised := choose(experiment)) is not None:
+            chosen, reason = advised
         text = f"architecture: {spec.format_architecture(chosen)}, because {reason}"
         console.err.print(text, soft_wrap=True, markup=False)
     return spec.replace(experiment, architecture=chosen)

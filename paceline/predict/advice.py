@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from paceline import spec
+from paceline.errors import SpecError
 from paceline.predict.answer import Predicted, predict, simulate
 from paceline.predict.outcome import Outcome
 
@@ -70,6 +71,29 @@ def advise(
     ranked = [_advised(e, predict(e), per_host, num_samples, host_price_per_hour) for e, _ in kept]
     ranked = [ranked[0], *(_compared(other, ranked[0]) for other in ranked[1:])]
     return Advice(goal=goal, ranked=ranked, remarks=_remarks(tried))
+
+
+def choose(experiment: spec.Experiment) -> tuple[spec.Architecture, str] | None:
+    """What `auto` is on this very cluster, with the reason; None where it cannot be predicted.
+
+    Members are given here: with servers it is a matter of their placement.
+    """
+    cluster, servers = experiment.cluster, experiment.num_servers
+    kinds: list[spec.Architecture] = [spec.Ring(), spec.Server(placement="colocated")]
+    if servers:
+        kinds = [spec.Server(), spec.Server(placement="optimal")]
+    elif any(host.workers > 1 for host in cluster.hosts):
+        kinds.append(spec.Hybrid())
+    try:
+        tried = [
+            (simulate(spec.replace(experiment, architecture=kind)).samples_per_second, kind)
+            for kind in kinds
+        ]
+    except SpecError:
+        return None
+    (best, first), (rate, second), *_ = sorted(tried, key=lambda pair: -pair[0])
+    more = f"{best / rate - 1:.0%} more than {spec.format_architecture(second)}"
+    return first, f"it is predicted to give {best:.4g} samples/s, {more}"
 
 
 def _merit(outcome: Outcome, experiment: spec.Experiment, goal: Goal, per_host: int) -> float:

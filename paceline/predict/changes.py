@@ -12,8 +12,18 @@ from paceline.errors import SpecError
 
 
 def vary(experiment: spec.Experiment, **changes: Any) -> spec.Experiment:
-    """`spec.replace`, with hosts that follow `workers` and `servers`, and `slowdown` for all."""
+    """`spec.replace`, with hosts that follow `workers` and `servers`, and `slowdown` for all.
+
+    Given hosts are taken as they are, and `workers` and `servers` follow them.
+    """
     cluster = experiment.cluster
+    if "hosts" in changes:
+        hosts = list(changes.pop("hosts"))
+        members = {
+            "workers": sum(host.count * host.workers for host in hosts),
+            "servers": sum(host.count * host.servers for host in hosts),
+        }
+        return vary(spec.replace(experiment, hosts=tuple(hosts), **members), **changes)
     hosts = list(cluster.hosts)
     if hosts and "workers" in changes:
         hosts = _with_workers(hosts, changes["workers"])

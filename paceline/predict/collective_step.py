@@ -13,7 +13,9 @@ from paceline import spec
 from paceline.predict.collectives import all_reduce_seconds, host_sum_seconds
 from paceline.predict.outcome import Outcome, Work, slowest, wait_seconds
 from paceline.predict.stacks import Constants, Stack
+from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
+from paceline.units import format_bytes
 
 HYBRID_BUCKET_BYTES = 4 << 20
 PHASES = 5
@@ -22,7 +24,11 @@ NOTICED = 0.03
 
 
 def collective_step(
-    experiment: spec.Experiment, topology: Topology, stack: Stack, constants: Constants
+    experiment: spec.Experiment,
+    topology: Topology,
+    stack: Stack,
+    constants: Constants,
+    timeline: Timeline | None = None,
 ) -> Outcome:
     """One step, the same for every worker."""
     kind, work = experiment.architecture, slowest(experiment, topology, constants)
@@ -48,6 +54,8 @@ def collective_step(
         "wait": late if topology.workers > 1 else 0.0,
     }
     step = sum(phases.values())
+    if timeline is not None:
+        _draw(timeline, phases, exchange)
     needs = {
         "compute": work.busy_seconds,
         exchange.limit: busy,
@@ -74,6 +82,14 @@ class _Exchange:
         self._inside = topology if in_host else None
         self._between = _leaders(topology) if in_host else topology
         self.limit = "links between hosts" if topology.computing_hosts > 1 else "links in the host"
+        self.sent: list[tuple[float, float, float]] = []
+        """Of the last pass: bytes, since backward began, seconds."""
+
+    def begin(self, size_bytes: float, at: float) -> float:
+        """Send a bucket; returns how long it takes."""
+        seconds = self.seconds(size_bytes)
+        self.sent.append((size_bytes, at, seconds))
+        return seconds
 
     def seconds(self, size_bytes: float) -> float:
         inside = 0.0
@@ -87,6 +103,18 @@ def _exchange(
     kind: spec.Architecture, topology: Topology, stack: Stack, constants: Constants
 ) -> _Exchange:
     return _Exchange(topology, stack.algorithms, constants, isinstance(kind, spec.Hybrid))
+
+
+def _draw(timeline: Timeline, phases: dict[str, float], exchange: _Exchange) -> None:
+    """A typical worker's step: its phases one after the other, and the buckets beside them."""
+    at = 0.0
+    for name, seconds in phases.items():
+        timeline.add("a worker", "device", name.replace("_", " "), at, seconds)
+        at += seconds
+    backward_at = phases["input"] + phases["forward"]
+    for size_bytes, since, seconds in exchange.sent:
+        name = f"all-reduce, {format_bytes(size_bytes)}"
+        timeline.add("a worker", exchange.limit, name, backward_at + since, seconds)
 
 
 def _leaders(topology: Topology) -> Topology:
@@ -132,7 +160,7 @@ def _in_buckets(
     for index, (ready, size_bytes) in enumerate(made):
         filled += size_bytes
         if filled >= limit or (index == len(made) - 1 and filled):
-            seconds = exchange.seconds(filled)
+            seconds = exchange.begin(filled, max(end, ready))
             end, busy = max(end, ready) + seconds, busy + seconds
             filled, limit = 0, size
     return end, busy
@@ -153,6 +181,7 @@ def _from_phase(
     made: Sequence[tuple[float, int]], exchange: _Exchange, cycle: float, size: int, phase: float
 ) -> tuple[float, float]:
     now, busy, last = 0.0, 0.0, -phase * cycle
+    exchange.sent = []
     waiting = deque(made)
     while waiting:
         idle = max(0.0, waiting[0][0] - max(now, last + cycle))
@@ -160,7 +189,7 @@ def _from_phase(
         fused = 0
         while waiting and waiting[0][0] <= now and (not fused or fused + waiting[0][1] <= size):
             fused += waiting.popleft()[1]
-        seconds = exchange.seconds(fused)
+        seconds = exchange.begin(fused, now)
         now, busy = now + seconds, busy + seconds
     return now, busy
 

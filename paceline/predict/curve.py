@@ -7,6 +7,9 @@ import msgspec
 from paceline import spec
 from paceline.predict.answer import predict, simulate
 from paceline.predict.changes import vary
+from paceline.predict.devices import profile_for
+from paceline.predict.failures import Failures, best_every, checkpoint_seconds, useful_fraction
+from paceline.predict.topology import topology_of
 
 WORTH = 0.05
 """More workers that bring less than this do not help."""
@@ -23,6 +26,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float
     efficiency: float
     limited_by: str
+    useful_fraction: float | None = None
+    """With failures: of the time, what is spent on steps that stay."""
+
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, where failures were asked about."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +43,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """More than these do not help, among the numbers looked at."""
 
 
-def scaling_curve(experiment: spec.Experiment, workers: Sequence[int]) -> Curve:
-    """Predict `experiment` for each number of workers."""
+def scaling_curve(
+    experiment: spec.Experiment, workers: Sequence[int], failures: Failures | None = None
+) -> Curve:
+    """Predict `experiment` for each number of workers; with `failures`, what they leave."""
     alone = simulate(_alone(experiment)).samples_per_second
-    points = [_point(experiment, number, alone) for number in sorted(set(workers))]
+    points = [_point(experiment, number, alone, failures) for number in sorted(set(workers))]
     return Curve(
         architecture=spec.format_architecture(experiment.architecture),
         single_samples_per_second=alone,
@@ -63,12 +73,15 @@ def _alone(experiment: spec.Experiment) -> spec.Experiment:
     )
 
 
-def _point(experiment: spec.Experiment, workers: int, alone: float) -> Point:
+def _point(
+    experiment: spec.Experiment, workers: int, alone: float, failures: Failures | None
+) -> Point:
     if workers == 1 and not isinstance(experiment.architecture, spec.Server):
         varied = _alone(experiment)
     else:
         varied = vary(experiment, workers=workers)
     found = predict(varied)
+    useful, every = _after_failures(varied, found.outcome.step_seconds, failures)
     return Point(
         workers=workers,
         samples_per_second=found.samples_per_second,
@@ -78,7 +91,22 @@ def _point(experiment: spec.Experiment, workers: int, alone: float) -> Point:
         speedup=found.samples_per_second / alone,
         efficiency=found.samples_per_second / alone / workers,
         limited_by=found.limit,
+        useful_fraction=useful,
+        checkpoint_every=every,
     )
+
+
+def _after_failures(
+    experiment: spec.Experiment, step_seconds: float, failures: Failures | None
+) -> tuple[float | None, int | None]:
+    """The useful share of the time, and the steps between checkpoints."""
+    if failures is None:
+        return None, None
+    hosts = sum(of.hosts for of in topology_of(experiment).classes)
+    size_bytes = profile_for(experiment, experiment.cluster.device).parameter_bytes
+    writing = checkpoint_seconds(size_bytes)
+    every = failures.every or best_every(failures, hosts, step_seconds, writing)
+    return useful_fraction(failures, hosts, step_seconds, writing), every
 
 
 def _enough(points: Sequence[Point]) -> int:

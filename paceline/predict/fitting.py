@@ -45,14 +45,20 @@ def _fit_device(known: spec.Experiment, samples_per_second: float) -> spec.Exper
 def _solve(predicted: Callable[[float], float], wanted: float) -> float:
     """The rate at which a throughput that grows with it is as wanted; the nearest end otherwise.
 
-    Where the rate decides, throughput is about proportional to it: a few guesses suffice.
+    In logarithms, by what the last two guesses say of the slope, inside what is still possible.
     """
-    low, high, rate = LEAST, MOST, GUESS
+    low, high, guess = math.log(LEAST), math.log(MOST), math.log(GUESS)
+    before: tuple[float, float] | None = None
     for _ in range(MOST_GUESSES):
-        ratio = wanted / predicted(rate)
-        if abs(ratio - 1) < TOLERANCE:
+        lack = math.log(wanted / predicted(math.exp(guess)))
+        if abs(lack) < TOLERANCE:
             break
-        low, high = (rate, high) if ratio > 1 else (low, rate)
-        guess = rate * ratio**1.2
-        rate = guess if low < guess < high else math.sqrt(low * high)
-    return rate
+        low, high = (guess, high) if lack > 0 else (low, guess)
+        slope = 1.0  # where the rate decides, throughput is proportional to it
+        if before is not None and before[0] != guess:
+            slope = (before[1] - lack) / (guess - before[0])
+        before = guess, lack
+        guess += lack / slope if slope > 0 else 0.0
+        if not low < guess < high:
+            guess = (low + high) / 2
+    return math.exp(guess)

@@ -19,7 +19,7 @@ of a prediction's time.
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +43,19 @@ class Link:
 
 
 class _Message:
-    __slots__ = ("arrived", "departed", "size_bytes")
+    __slots__ = ("arrived", "began", "departed", "size_bytes")
 
     def __init__(self, size_bytes: float, arrived: Then, departed: Then | None) -> None:
         self.size_bytes, self.arrived, self.departed = size_bytes, arrived, departed
+        self.began = 0.0
+        """When its first byte left."""
 
 
 class _Connection:
     """Messages on one way; the first is under way."""
 
-    def __init__(self, row: int, links: dict[Link, float]) -> None:
-        self.row, self.links = row, links
+    def __init__(self, name: Hashable, row: int, links: dict[Link, float]) -> None:
+        self.name, self.row, self.links = name, row, links
         """Links with how many alike this connection stands for on each."""
         self.latency_seconds = sum(link.latency_seconds for link in links)
         self.queue: deque[_Message] = deque()
@@ -77,6 +79,8 @@ class Links:
         self._unfair = False
         """Somebody has begun or stopped to send since the rates were computed."""
         self._alarm: Alarm | None = None
+        self.on_carried: Callable[[Hashable, float, float, float], None] | None = None
+        """(connection, bytes, since when, seconds), when a message has departed."""
 
     def add(self, name: str, bytes_per_second: float, latency_seconds: float = 0.0) -> None:
         """Lay a link; its name is used in paths."""
@@ -105,18 +109,23 @@ class Links:
         """
         way = self._connections.get(connection)
         if way is None:
-            way = self._connections[connection] = self._connect(path, most_bytes_per_second)
+            way = self._connections[connection] = self._connect(
+                connection, path, most_bytes_per_second
+            )
         way.queue.append(_Message(size_bytes, arrived, departed))
         if len(way.queue) == 1:
+            way.queue[0].began = self._clock.now
             self._advance()
             self._left[way.row], self._rate[way.row] = size_bytes, 0.0
             self._sending[way.row] = True
             self._reconsider()
 
-    def _connect(self, path: Sequence[str | tuple[str, float]], most: float) -> _Connection:
+    def _connect(
+        self, name: Hashable, path: Sequence[str | tuple[str, float]], most: float
+    ) -> _Connection:
         parts = [(part, 1.0) if isinstance(part, str) else part for part in path]
         row = len(self._rows)
-        way = _Connection(row, {self._links[name]: weight for name, weight in parts})
+        way = _Connection(name, row, {self._links[link]: weight for link, weight in parts})
         self._rows.append(way)
         if row >= len(self._left) or self._weights.shape[1] < len(self._links):
             self._grow(max(8, 2 * len(self._left), row + 1))
@@ -179,10 +188,14 @@ class Links:
         message = way.queue.popleft()
         for link, weight in way.links.items():
             link.carried_bytes += message.size_bytes * weight
+        if self.on_carried is not None:
+            seconds = self._clock.now - message.began
+            self.on_carried(way.name, message.size_bytes, message.began, seconds)
         if message.departed is not None:
             self._clock.after(0.0, message.departed)
         self._clock.after(way.latency_seconds, message.arrived)
         if way.queue:
+            way.queue[0].began = self._clock.now
             self._left[way.row] = way.queue[0].size_bytes
         else:
             self._sending[way.row] = False

@@ -7,20 +7,25 @@ import msgspec
 from paceline import spec
 from paceline.predict.cells import PHASES, Cell, cells_of, lay_out
 from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
-from paceline.predict.exchange import Group, Job, SeatGroup
+from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
+from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
 from paceline.protocol.chunks import Layout
 from paceline.protocol.placement import Seat
 from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES, Plan, Rules, quorum_of
-from paceline.protocol.seat import SeatMachine
 from paceline.record.summary import waits_for_all
 
 MOST_CHUNKS = 200
 """So finely a prediction cuts; a real run cuts finer, which changes its step by less than 1 %."""
 
-STRETCHES = 8
+STRETCHES, STRETCHES_IN_STEP = 8, 48
+"""Into so many parts a network is divided; finer where all workers are in step, which is cheap."""
+MOST_PUSHES = 1200
+"""Of a step, where hosts are not alike and every kind pushes for itself."""
+
+COARSE_CHUNKS, COARSE_PHASES, COARSE_STEPS = 64, 4, 8
 
 
 def server_step(
@@ -28,21 +33,25 @@ def server_step(
     topology: Topology,
     stack: Stack,
     constants: Constants,
+    *,
+    coarse: bool = False,
+    timeline: Timeline | None = None,
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
+    phases = COARSE_PHASES if coarse else PHASES
     together = waits_for_all(experiment.architecture)
     in_host = stack.sums_in_host or isinstance(experiment.architecture, spec.Hybrid)
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
     cut = _chunked if stack.place == "chunks" else _whole
-    dealt = cut(experiment, topology, stack, work, on_hosts, shares, 1 if together else PHASES)
+    kinds = len(topology.computing)  # hosts that are not alike drift apart by themselves
+    phases = 1 if together else math.ceil(phases / kinds)
+    most_chunks = min(COARSE_CHUNKS if coarse else MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
+    dealt = cut(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
-    plan = _plan(experiment, stack, dealt, len(groups))
-    seats = [
-        SeatGroup(index, at, count, SeatMachine(plan, index))
-        for index, (at, count) in enumerate(dealt.seats)
-    ]
+    seats = _seats(dealt, groups)
+    plan = _plan(experiment, stack, dealt, seats, len(groups))
     collapsed = len(groups) < (topology.computing_hosts if leaders else topology.workers)
     job = Job(
         experiment,
@@ -57,13 +66,20 @@ def server_step(
         unevenness=dealt.unevenness,
         together=together,
         noisy=not collapsed,
+        most_steps=COARSE_STEPS if coarse else MOST_STEPS,
+        timeline=timeline,
     )
     step = job.run()
+    needs = job.needs()
     typical = max(groups, key=lambda group: group.count)
     late = 0.0
     if together:
         jitter = typical.cell.of.jitter_fraction if collapsed else 0.0
         late = wait_seconds(typical.work, jitter, topology.workers, constants)
+    summing = min(
+        needs.get(INSIDE, 0.0), typical.work.busy_seconds
+    )  # devices that add up compute less
+    step += constants.contention_fraction * summing
     return _outcome(experiment, topology, job, typical, step, late)
 
 
@@ -86,11 +102,12 @@ def _chunked(
     on_hosts: list[list[int]],
     shares: list[float],
     phases: int,
+    most_chunks: int,
 ) -> _Dealt:
     """Chunks by bytes: seats are alike, so that those of a cell are dealt to as one."""
     sizes, options = [layer[2] for layer in work.layers], experiment.architecture
     wanted = options.chunk_bytes if isinstance(options, spec.Server) else None
-    least = 0 if wanted else sum(sizes) // MOST_CHUNKS
+    least = 0 if wanted else sum(sizes) // most_chunks
     cells = cells_of(topology, on_hosts, (), phases=phases)
     collapsed = len(cells) < len(on_hosts)
     alike: list[tuple[tuple[Cell, ...], tuple[int, ...]]] = [
@@ -120,6 +137,7 @@ def _whole(
     on_hosts: list[list[int]],
     shares: list[float],
     phases: int,
+    most_chunks: int,
 ) -> _Dealt:
     """Whole variables: dealt to every real seat first, because some seats get more than others."""
     dealt = deal(work.names, [layer[2] for layer in work.layers], shares, stack, None)
@@ -132,7 +150,8 @@ def _whole(
     seats = [(own, sum(len(cell.seats) for cell in own)) for own in at]
     group_of = {s: i for i, own in enumerate(at) for cell in own for s in cell.seats}
     seconds = [forward + backward for forward, backward, _ in work.layers]
-    merged = merge(dealt, [group_of[seat] for seat in range(len(shares))], seconds, STRETCHES)
+    stretches = min(most_chunks, STRETCHES_IN_STEP if phases == 1 else STRETCHES)
+    merged = merge(dealt, [group_of[seat] for seat in range(len(shares))], seconds, stretches)
     return _Dealt(cells=cells, seats=seats, parcels=merged)
 
 
@@ -142,11 +161,32 @@ def _unevenness(total_bytes: int, seats: int) -> float:
     return math.ceil(chunks / seats) / (chunks / seats)
 
 
-def _plan(experiment: spec.Experiment, stack: Stack, dealt: _Dealt, groups: int) -> Plan:
+def _seats(dealt: _Dealt, groups: list[Group]) -> list[SeatGroup]:
+    """Groups of seats; one that a single worker holds is in that worker's process."""
+    holders = {
+        cell.name: [group for group in groups if group.cell is cell and group.count == 1]
+        for cell in dealt.cells
+        if cell.hosts == 1 and not cell.of.servers
+    }
+    seats = []
+    for index, (at, count) in enumerate(dealt.seats):
+        own = holders.get(at[0].name, []) if len(at) == count == 1 else []
+        member = own.pop(0).name if own else f"seat{index}"
+        seats.append(SeatGroup(index, at, count, member))
+    return seats
+
+
+def _plan(
+    experiment: spec.Experiment,
+    stack: Stack,
+    dealt: _Dealt,
+    seat_groups: list[SeatGroup],
+    groups: int,
+) -> Plan:
     """What the machines go by; seats that serve alike are one seat, and groups are workers."""
     kind = experiment.architecture
     options = kind if isinstance(kind, spec.Server) else spec.Server()
-    workers, seats = experiment.cluster.workers, len(dealt.seats)
+    workers, seats = experiment.cluster.workers, len(seat_groups)
     quorum = round(quorum_of(options, workers) * groups / workers)
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
     rules = Rules(
@@ -161,7 +201,7 @@ def _plan(experiment: spec.Experiment, stack: Stack, dealt: _Dealt, groups: int)
     return Plan(
         layout=Layout(parameters=(), flats=(), places=(), chunks=chunks),
         owners=tuple(parcel.owner for parcel in dealt.parcels),
-        seats=tuple(Seat(member=f"seat{seat}", share=1 / seats) for seat in range(seats)),
+        seats=tuple(Seat(member=seat.member, share=1 / seats) for seat in seat_groups),
         workers=groups,
         rules=rules,
     )

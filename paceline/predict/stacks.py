@@ -34,6 +34,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model_fraction: float
     """What the model leaves out of this software, whatever its constants, at 90 %."""
 
+    exposed_fraction: float
+    """What the model leaves out of an exchange that workers wait for, of that wait, at 90 %."""
+
     exchange: Literal["answer", "pull"]
     """With servers: weights come back in answer to gradients, or are fetched at a step's start."""
 

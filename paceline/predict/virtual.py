@@ -1,20 +1,23 @@
-"""The protocol's own machines on a virtual clock: members, what carries their messages, devices.
+"""The protocol's own machines on a virtual clock: members, and what carries their messages.
 
-    job = VirtualJob(plan, Costs(), star(clock, plan, 125e6), clock, layers)
-    job.run(steps=8)
+    job = VirtualJob(plan, Ideal(), star(clock, plan, 125e6), clock)
+    job.compute(layers, steps=8)
     job.step_ends      # for each worker, the moment each of its steps ended
 
-Nothing is decided here: `protocol.Member` carries out what the machines decide, and this module
-says what it costs. A worker's device computes layer by layer; a layer's forward waits for its own
-weights only, and its backward makes its gradients. The same job gives the same moments.
+Nothing is decided here: `protocol.Member` carries out what the machines decide, `Roads` say what a
+message crosses and `Costs` what it takes. This is the only driver: a prediction of a cluster
+(`exchange.py`) is this job with a cluster's roads and costs. The same job gives the same moments.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from paceline.predict.clock import Clock
+from paceline.predict.device import Device, LayerTime, Stretch, as_profiled
 from paceline.predict.links import Links
-from paceline.protocol.actions import Action, Departed, Exit, Note, Ready, Send, Usable, Work
+from paceline.protocol.actions import Action, Departed, Note, Send, Usable, Work
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
 from paceline.protocol.messages import Push
@@ -22,61 +25,96 @@ from paceline.protocol.plan import Plan
 from paceline.protocol.seat import SeatMachine
 from paceline.spec.profile import Layer
 
+Path = Sequence[str | tuple[str, float]]
+
+
+class Roads(Protocol):
+    """What lies between members."""
+
+    links: Links
+
+    def path(self, source: str, target: str, *, to_seat: bool) -> Path:
+        """Called for each parcel: the links it crosses. None at all: it arrives at once."""
+
+
+class Costs(Protocol):
+    """What things take beside links and devices."""
+
+    def payload_bytes(self, send: Send) -> float:
+        """Called for a message with a payload: the bytes that travel for it."""
+
+    def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
+        """Called when a parcel has come; a member takes in one after the other, its seat and its
+        worker each on their own."""
+
+    def working_seconds(self, member: str, work: Work) -> float:
+        """Called when a seat begins some work; one at a time."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
-    """What things take beside links and devices; all zero: ideal members."""
+class Ideal:
+    """Costs that are the same for all; none unless given."""
 
+    plan: Plan
     sum_seconds_per_byte: float = 0.0
     """Of each gradient that a server sums."""
 
     update_seconds_per_byte: float = 0.0
     """Of a chunk that is updated."""
 
-    work_seconds: float = 0.0
-    """Of each piece of work, whatever its size."""
-
     message_seconds: float = 0.0
-    """Added to the way of each parcel."""
+    """Of each parcel, at the member that takes it in."""
 
-    message_bytes: int = 0
-    """What a parcel weighs beside its payload."""
+    def payload_bytes(self, send: Send) -> float:
+        assert send.payload is not None
+        return float(self.plan.layout.chunks[send.payload].size_bytes)
 
-    payload_fraction: float = 1.0
-    """What compression leaves of a gradient."""
+    def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
+        return self.message_seconds
+
+    def working_seconds(self, member: str, work: Work) -> float:
+        size_bytes = self.plan.layout.chunks[work.chunk].size_bytes
+        sums = 0 if work.kind == "apply" else len(work.parts)
+        updates = work.kind in ("update", "apply") and bool(work.parts)
+        seconds = sums * size_bytes * self.sum_seconds_per_byte
+        return seconds + updates * size_bytes * self.update_seconds_per_byte
 
 
-class Roads:
-    """Which links a parcel crosses from one member to another; an empty path is inside a host."""
-
-    def __init__(self, links: Links, path: Callable[[str, str], Sequence[str]]) -> None:
-        self.links, self.path = links, path
-
-
-def star(clock: Clock, plan: Plan, bytes_per_second: float, latency_seconds: float = 0.0) -> Roads:
+class Star:
     """Every member has a cable of its own to one switch that is never full."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+
+    def path(self, source: str, target: str, *, to_seat: bool) -> Path:
+        return (f"{source} out", f"{target} in")
+
+
+def star(clock: Clock, plan: Plan, bytes_per_second: float, latency_seconds: float = 0.0) -> Star:
     links = Links(clock)
     names = {f"worker{w}" for w in range(plan.workers)} | {seat.member for seat in plan.seats}
     for name in sorted(names):
         links.add(f"{name} out", bytes_per_second, latency_seconds)
         links.add(f"{name} in", bytes_per_second)
-    return Roads(links, lambda source, target: (f"{source} out", f"{target} in"))
+    return Star(links)
 
 
 class VirtualMember:
     """One member's world; a `protocol.World`."""
 
-    def __init__(self, job: "VirtualJob", name: str) -> None:
-        self._job, self._name = job, name
-        plan = job.plan
-        seat = plan.seat_of(name)
-        worker = int(name.removeprefix("worker")) if name.startswith("worker") else None
-        self.machine = None if worker is None else ExchangeMachine(plan, worker)
-        served = None if seat is None else SeatMachine(plan, seat)
-        self.member = Member(name, self, self.machine, served)
+    def __init__(self, job: "VirtualJob", name: str, machine: Any) -> None:
+        """`machine`: the worker's side, where there is one."""
+        self._job, self.name, self.machine = job, name, machine
+        seat = job.plan.seat_of(name)
+        served = None if seat is None else SeatMachine(job.plan, seat)
+        self.member = Member(name, self, machine, served)
         self.device: Device | None = None
         self.works: list[Work] = []
         """All that its seat has done, in order."""
+        self._taken_in_at = {True: 0.0, False: 0.0}
+        """When its seat and its worker will have taken in all that has come."""
+        self.busy_seconds = 0.0
+        """Of its seat, taking in and working."""
 
     def now(self) -> float:
         return self._job.clock.now
@@ -84,120 +122,63 @@ class VirtualMember:
     def moves(self, send: Send) -> int:
         if send.payload is None or self._job.plan.rules.shared:
             return 0
-        size_bytes = self._job.plan.layout.chunks[send.payload].size_bytes
-        if isinstance(send.message, Push):
-            return round(size_bytes * self._job.costs.payload_fraction)
-        return size_bytes
+        return round(self._job.costs.payload_bytes(send))
 
     def post(self, to: str, sends: Sequence[Send]) -> None:
-        target, costs = self._job.members[to], self._job.costs
-        size_bytes = costs.message_bytes + sum(self.moves(send) for send in sends)
-        first = sends[0].message
-        departs = isinstance(first, Push) and self.moves(sends[0]) > 0
-        connection: Hashable = self._name, to, sends[0].seat
-        path = self._job.roads.path(self._name, to)
-        departed = (lambda: self.tell_departed(first.chunk)) if departs else None  # type: ignore[attr-defined]
-
-        def arrived() -> None:
-            self._job.clock.after(costs.message_seconds, lambda: target.receive(sends))
-
-        self._job.roads.links.send(connection, path, size_bytes, arrived, departed)
+        job, first, to_seat = self._job, sends[0], sends[0].seat
+        job.events += 1
+        size_bytes = sum(self.moves(send) for send in sends)
+        departed = None
+        if isinstance(first.message, Push) and size_bytes:
+            departed = partial(self.member.tell, Departed(first.message.chunk))
+        arrived = partial(job.members[to].arrive, sends)
+        path = job.roads.path(self.name, to, to_seat=to_seat)
+        if path:
+            job.roads.links.send((self.name, to, to_seat), path, size_bytes, arrived, departed)
+            return
+        job.clock.after(0.0, arrived)
+        if departed is not None:
+            job.clock.after(0.0, departed)
 
     def do(self, action: Action) -> None:
         match action:
             case Work():
-                seconds = self._seconds_of(action)
-                self._job.clock.after(seconds, lambda: self.finish(action))
+                seconds = self._job.costs.working_seconds(self.name, action)
+                if seconds:
+                    self.busy_seconds += seconds
+                    self._job.clock.after(seconds, partial(self._finish_later, action))
+                else:
+                    self._finish(action)
             case Usable() if self.device is not None:
                 self.device.usable(action.chunk)
             case Note():
                 self._job.notes.append(action.text)
 
-    def receive(self, sends: Sequence[Send]) -> None:
+    def arrive(self, sends: Sequence[Send]) -> None:
+        """A parcel is here; it is looked at when those before it have been."""
+        seconds, seat = self._job.costs.receiving_seconds(self.name, sends), sends[0].seat
+        self.busy_seconds += seconds if seat else 0.0
+        self._taken_in_at[seat] = max(self._taken_in_at[seat], self.now()) + seconds
+        if self._taken_in_at[seat] > self.now():
+            self._job.clock.at(self._taken_in_at[seat], partial(self._receive, sends))
+        else:
+            self._receive(sends)
+
+    def _receive(self, sends: Sequence[Send]) -> None:
         for send in sends:
             self.member.receive(send.message, for_seat=send.seat)
         self.member.work()
+        if self.device is not None:
+            self.device.look()
 
-    def tell_departed(self, chunk: int) -> None:
-        self.member.tell(Departed(chunk))
-
-    def finish(self, work: Work) -> None:
+    def _finish(self, work: Work) -> None:
         self.works.append(work)
-        self.member.finished(
-            work, (1.0,) * len(self._job.plan.layout.chunks[work.chunk].parameters)
-        )
+        parameters = self._job.plan.layout.chunks[work.chunk].parameters
+        self.member.finished(work, (1.0,) * len(parameters))
+
+    def _finish_later(self, work: Work) -> None:
+        self._finish(work)
         self.member.work()
-
-    def _seconds_of(self, work: Work) -> float:
-        costs, size_bytes = self._job.costs, self._job.plan.layout.chunks[work.chunk].size_bytes
-        sums = 0 if work.kind == "apply" else len(work.parts)
-        updates = work.kind in ("update", "apply") and bool(work.parts)
-        seconds = costs.work_seconds + sums * size_bytes * costs.sum_seconds_per_byte
-        return seconds + updates * size_bytes * costs.update_seconds_per_byte
-
-
-Stretch = Callable[[int, str, float], float]
-"""(worker, layer, profiled seconds) -> the seconds it takes this time."""
-
-
-class Device:
-    """Computes a model's layers one after the other, step after step."""
-
-    def __init__(
-        self, job: "VirtualJob", world: VirtualMember, layers: Sequence[Layer], steps: int
-    ) -> None:
-        self._job, self._world, self._layers, self._steps = job, world, layers, steps
-        chunks = job.plan.layout.chunks
-        self._chunks_of = [
-            {chunk.index for chunk in chunks if index in chunk.parameters}
-            for index in range(len(layers))
-        ]
-        self._lacking: set[int] = set()
-        self.step_ends: list[float] = []
-        self._life = self._live()
-
-    def go_on(self) -> None:
-        """Compute until something is to be waited for."""
-        machine = self._world.machine
-        assert machine is not None
-        for wanted in self._life:
-            if isinstance(wanted, float):
-                self._job.clock.after(wanted, self.go_on)
-                return
-            self._lacking = wanted & machine.outstanding
-            if self._lacking:
-                return
-
-    def usable(self, chunk: int) -> None:
-        if self._lacking:
-            self._lacking.discard(chunk)
-            if not self._lacking:
-                self._job.clock.after(0.0, self.go_on)
-
-    def _live(self) -> Iterator[float | set[int]]:
-        """Yields the seconds it computes, or the chunks whose weights it needs.
-
-        Layers and parameters of the plan are the same thing, in the same order.
-        """
-        world, chunks = self._world, self._job.plan.layout.chunks
-        assert world.machine is not None
-        worker = world.machine.worker
-        for _ in range(self._steps):
-            for layer, needed in zip(self._layers, self._chunks_of, strict=True):
-                yield needed
-                yield self._job.stretch(worker, layer.name, layer.forward_seconds)
-            unmade = [len(chunk.parameters) for chunk in chunks]
-            for index in reversed(range(len(self._layers))):
-                layer = self._layers[index]
-                yield self._job.stretch(worker, layer.name, layer.backward_seconds)
-                for chunk in sorted(self._chunks_of[index]):
-                    unmade[chunk] -= 1
-                    if unmade[chunk] == 0:
-                        world.member.tell(Ready(chunk))
-                world.member.work()
-            self.step_ends.append(self._job.clock.now)
-        yield set(range(len(chunks)))
-        world.member.tell(Exit())
 
 
 class VirtualJob:
@@ -209,26 +190,29 @@ class VirtualJob:
         costs: Costs,
         roads: Roads,
         clock: Clock,
-        layers: Sequence[Layer],
-        stretch: Stretch = lambda worker, layer, seconds: seconds,
+        machine: Callable[[Plan, int], Any] = ExchangeMachine,
     ) -> None:
-        """`layers`: one for each parameter of the plan, in the same order. `stretch`: jitter,
-        stragglers."""
-        self.plan, self.costs, self.roads, self.clock, self.stretch = (
-            plan, costs, roads, clock, stretch,
-        )  # fmt: skip
+        """`machine`: makes a worker's side; another software's may stand there."""
+        self.plan, self.costs, self.roads, self.clock = plan, costs, roads, clock
         self.notes: list[str] = []
-        names = {f"worker{w}": None for w in range(plan.workers)}
-        names |= {seat.member: None for seat in plan.seats}
-        self.members = {name: VirtualMember(self, name) for name in names}
-        self._layers = layers
+        self.events = 0
+        """Parcels that were sent: what the simulation cost."""
+        workers = {f"worker{w}": machine(plan, w) for w in range(plan.workers)}
+        serving = {seat.member: None for seat in plan.seats if seat.member not in workers}
+        self.members = {
+            name: VirtualMember(self, name, made) for name, made in (workers | serving).items()
+        }
 
-    def run(self, steps: int) -> None:
-        """Let every worker take so many steps, and leave."""
+    def compute(self, layers: Sequence[Layer], steps: int, stretch: Stretch = as_profiled) -> None:
+        """Give every worker a device with these layers, one for each parameter of the plan, and let
+        it take so many steps and leave. `stretch`: jitter, stragglers."""
+        times = [LayerTime(layer.forward_seconds, layer.backward_seconds) for layer in layers]
         for world in self.members.values():
             if world.machine is not None:
-                world.device = Device(self, world, self._layers, steps)
-                world.device.go_on()
+                device = Device(self.plan, world.member, self.clock, times)
+                device.stretch, device.steps = partial(stretch, world.machine.worker), steps
+                world.device = device
+                device.go_on()
         self.clock.run()
 
     @property

@@ -6,8 +6,9 @@ import pytest
 
 from paceline import engines, record, spec
 from paceline.cli import main
+from paceline.cli.training import with_choice
 from paceline.errors import SpecError
-from paceline.predict.advice import advise
+from paceline.predict.advice import advise, choose
 from paceline.predict.answer import simulate
 from paceline.predict.changes import vary
 from paceline.predict.curve import scaling_curve
@@ -80,6 +81,21 @@ def test_advice_ranks_what_trains_like_one_worker_and_says_why():
     assert any("dedicated servers" in text for text in found.remarks)
 
 
+def test_auto_between_hosts_is_the_fastest_of_those_that_fit():
+    slow, _ = choose(asked("auto", link="1gbit"))
+    assert slow == spec.Server(placement="colocated")  # hides the exchange behind forward too
+    placed, reason = choose(asked("auto", 4, 1))
+    assert placed == spec.Server(placement="optimal")
+    assert "% more than server" in reason
+    assert choose(asked("auto", device="cpu")) is None  # no profile: nothing is known
+
+
+def test_train_says_what_auto_is_between_hosts(capsys):
+    chosen = with_choice(asked("auto"))
+    assert chosen.architecture == spec.Server(placement="colocated")
+    assert "colocated, because it is predicted to give" in capsys.readouterr().err
+
+
 def test_a_faster_network_helps_a_run_that_the_network_limits(as_if_measured):
     found = what_if(as_if_measured(asked()), link="10gbit")
     assert found.gain_fraction > 0.5
@@ -90,6 +106,14 @@ def test_a_straggler_taken_away_gives_its_share_back(as_if_measured):
     hosts = [{"count": 3}, {"slowdown": 2.0}]
     slow = as_if_measured(asked(link="100gbit", hosts=hosts))
     assert what_if(slow, slowdown=1.0).gain_fraction > 0.3
+
+
+def test_other_hosts_are_another_cluster(as_if_measured):
+    hosts = [spec.Host(count=3), spec.Host(slowdown=2.0)]
+    slow = as_if_measured(asked(link="100gbit", hosts=[{"count": 3}, {"slowdown": 2.0}]))
+    assert what_if(slow, hosts=(spec.Host(count=4),)).gain_fraction > 0.3
+    assert what_if(slow, hosts=(*hosts, *hosts)).gain_fraction > 0.8
+    assert what_if(slow, hosts=tuple(hosts)).gain_fraction == pytest.approx(0.0)
 
 
 def test_hosts_follow_workers_and_servers():

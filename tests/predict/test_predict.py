@@ -4,7 +4,7 @@ import pytest
 
 from paceline import spec
 from paceline.errors import SpecError
-from paceline.predict import server_step
+from paceline.predict import virtual
 from paceline.predict.answer import predict, simulate
 from paceline.predict.stacks import Constants, expected, find_stack, stacks
 from paceline.protocol.actions import Send
@@ -124,7 +124,7 @@ def test_a_changed_protocol_changes_its_prediction(fast_device, monkeypatch):
 
     asked = experiment(fast_device(0.5), "server", 4, 4)
     before = simulate(asked).step_seconds
-    monkeypatch.setattr(server_step, "SeatMachine", WaitsForTheWholeStep)
+    monkeypatch.setattr(virtual, "SeatMachine", WaitsForTheWholeStep)
     after = simulate(asked).step_seconds
     assert after > 1.3 * before
 

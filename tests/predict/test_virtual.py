@@ -9,7 +9,8 @@ import pytest
 
 from paceline import spec
 from paceline.predict.clock import Clock
-from paceline.predict.virtual import Costs, VirtualJob, star
+from paceline.predict.device import as_profiled
+from paceline.predict.virtual import Ideal, VirtualJob, star
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.placement import exchange_seconds
 from paceline.protocol.plan import Shape, make_plan
@@ -47,10 +48,10 @@ def plan_of(sizes, placement, workers=3, **options):
     return make_plan(sizes, spec.Server(placement=placement, chunk="16KiB", **options), shape)
 
 
-def run(plan, times, steps, costs=None, **more):
+def run(plan, times, steps, stretch=as_profiled, **costs):
     clock = Clock()
-    job = VirtualJob(plan, costs or Costs(), star(clock, plan, RATE), clock, times, **more)
-    job.run(steps)
+    job = VirtualJob(plan, Ideal(plan=plan, **costs), star(clock, plan, RATE), clock)
+    job.compute(times, steps, stretch)
     return job
 
 
@@ -106,9 +107,9 @@ def test_what_servers_cost_is_in_the_step():
     sizes, times = model()
     plan = plan_of(sizes, "dedicated")
     free = run(plan, times, 4).step_ends[0][-1]
-    costs = Costs(sum_seconds_per_byte=1 / RATE, update_seconds_per_byte=2 / RATE)
-    assert run(plan, times, 4, costs).step_ends[0][-1] > 1.5 * free
-    slower = run(plan, times, 4, Costs(message_seconds=0.1)).step_ends[0][-1]
+    costs = {"sum_seconds_per_byte": 1 / RATE, "update_seconds_per_byte": 2 / RATE}
+    assert run(plan, times, 4, **costs).step_ends[0][-1] > 1.5 * free
+    slower = run(plan, times, 4, message_seconds=0.1).step_ends[0][-1]
     assert slower > free + 0.5
 
 
