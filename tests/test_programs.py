@@ -47,6 +47,7 @@ GIVEN = {
     "paceline/launch/ray.py": "the member's command line",
     "paceline/tunnel/agents.py": "command lines of the tunnel's own Python programs",
     "tests/architectures/test_mpi.py": "mpirun beside this interpreter",
+    "tests/docs/test_wheel.py": "the interpreter of the environment it made, and this one",
     "tests/launch/doctor/conftest.py": "words before python: `unshare --mount sh`",
     "tests/launch/test_launchers.py": "LAUNCHERS: python or mpirun",
 }
