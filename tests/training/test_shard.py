@@ -1,6 +1,8 @@
 """What all workers see together is what the plain loader shows, batch by batch."""
 
+import gc
 import random
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -22,6 +24,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.errors import SpecError
 from tests.training.workers import Worker, job
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> Iterator[None]:
+    """A new loader is looked for among all objects there are; those of other tests are many."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Numbers(Dataset):

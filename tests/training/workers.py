@@ -16,6 +16,7 @@ class Worker:
     def __init__(self, rank: int, workers: int, store: HashStore) -> None:
         self.rank, self.workers, self.store = rank, workers, store
         self.members = tuple(range(workers))
+        self.has_joined = False
         self.clock = StepClock()
         self.is_training: bool | None = True
         self.gradients, self.scale = 0, 1.0

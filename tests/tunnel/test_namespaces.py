@@ -26,7 +26,9 @@ from paceline.spec import parse_link
 from paceline.tunnel.hosts import HostPlan, Tunnel
 
 with Tunnel([HostPlan(name="only", link=parse_link("100mbit", "test"))]) as network:
-    inside = subprocess.Popen(network.command("only", ["sleep", "600"]))
+    command = network.command("only", ["sh", "-c", "echo; exec sleep 600"])
+    inside = subprocess.Popen(command, stdout=subprocess.PIPE)
+    inside.stdout.readline()  # it is there: one on its way in belongs to no tunnel yet
     print(network.lease.id, inside.pid, flush=True)
     time.sleep(600)
 """
