@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import Store
 from torch.optim import Optimizer
 
 from paceline.architectures.trained import Trained
+from paceline.errors import PacelineError
 from paceline.launch import Identity
 from paceline.telemetry import StepClock
 
@@ -54,6 +55,10 @@ class Context:
 
     starts_at: Callable[[int], None] = lambda step: None
     """Called where this worker has joined a job that ran: the first step it takes part in."""
+
+    broke: Callable[[PacelineError], None] = lambda error: None
+    """Called with an error that is about to be raised inside a script's step, where the script may
+    catch it."""
 
 
 class Architecture(Protocol):

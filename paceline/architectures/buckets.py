@@ -19,22 +19,16 @@ from paceline.architectures.collective import Collective, place_like, start_equa
 from paceline.architectures.gradients import (
     GradientTap,
     StepArguments,
+    remembered,
     with_closure,
     with_mean_loss,
 )
+from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the exchange starts early."""
-
-STRETCH = 4096
-"""So many elements of a bucket's weights are compared in each pass: some microseconds."""
-
-OTHER_WEIGHTS = (
-    "the workers' weights have become different: one of them changed its weights alone. Do the "
-    "same on every worker, or before paceline.distribute, which gives all worker 0's."
-)
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 """(number of elements, type, device) -> a flat tensor for one bucket."""
@@ -125,7 +119,8 @@ class BucketedArchitecture:
     ) -> StepArguments | None:
         changed = with_closure(self._averaged, arguments, named)
         if changed is None:
-            self._exchange_rest()
+            with remembered(self._context):
+                self._exchange_rest()
             self._has_passed = False
         return changed
 
@@ -170,21 +165,18 @@ class _Bucket:
     @torch.no_grad()
     def probe(self, turn: int) -> None:
         """Let a stretch of the weights travel as its mean: another one in each turn."""
-        tensor = self.slots[turn % len(self.slots)].tensor.detach()
-        if tensor.device.type != "cpu" or not tensor.is_floating_point():
-            return  # a look at it would wait for the device
-        first = turn // len(self.slots) * STRETCH % max(tensor.numel(), 1)
-        stretch = tensor.view(-1)[first : first + STRETCH] if tensor.is_contiguous() else tensor
-        self._sample.copy_(stretch.mean() if stretch.numel() else torch.zeros(()))
+        stretch = stretch_of([slot.tensor for slot in self.slots], turn)
+        if stretch is None:
+            return
+        self._sample.copy_(stretch.mean())
         self._sampled = float(self._sample)
-        self._size = float(stretch.abs().mean()) if stretch.numel() else 0.0
+        self._size = float(stretch.abs().mean())
 
     def has_other_weights(self) -> bool:
         """After a sum: the other workers' sample is not this one's."""
         if self.flat.device.type != "cpu":
             return False
-        tolerance = max(0.01, 4 * torch.finfo(self.flat.dtype).eps) * self._size
-        return abs(float(self._sample) - self._sampled) > tolerance
+        return are_other(float(self._sample), self._sampled, self._size, self.flat.dtype)
 
     def hand_out(self) -> None:
         """Give each tensor its averaged gradient; None stays None where no worker has one."""

@@ -13,12 +13,22 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from paceline.architectures.base import Context
-from paceline.errors import ExchangeError, SpecError
+from paceline.errors import ExchangeError, PacelineError, SpecError
 
 DIFFERENTIABLE = (
     "create_graph=True makes gradients that can be differentiated, and an exchange cuts them off.",
     "take the inner derivative by torch.autograd.grad(..., create_graph=True).",
 )
+
+
+@contextmanager
+def remembered(context: Context) -> Iterator[None]:
+    """What is raised inside is not forgotten where the script catches it."""
+    try:
+        yield
+    except PacelineError as error:
+        context.broke(error)
+        raise
 
 
 class Sink(Protocol):
@@ -91,6 +101,10 @@ class GradientTap:
         before = dict(tensor._post_accumulate_grad_hooks or {})
 
         def made(tensor: Tensor) -> None:
+            with remembered(self._context):
+                take(tensor)
+
+        def take(tensor: Tensor) -> None:
             self._clock.ready()
             if not self._paused and tensor.grad is not None and tensor.grad.requires_grad:
                 raise SpecError("backward", *DIFFERENTIABLE)
@@ -125,9 +139,10 @@ class GradientTap:
 
     def _pass_over(self) -> None:
         self._in_pass = False
-        if self._averages:
-            self._refuse_late_hooks()
-        self._sink.pass_over()
+        with remembered(self._context):
+            if self._averages:
+                self._refuse_late_hooks()
+            self._sink.pass_over()
 
     def _refuse_late_hooks(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():

@@ -364,10 +364,30 @@ class SeatMachine:
             held = commits.get(first.worker)
             number = first.settings if held is None else held.settings
             settings = self._settings[first.worker][number] if number else None
+            self._check_alike(index, step, commits, settings)
         only_mean = step.mean or not self.rules.updates
         kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
         rate = self._rate_factor(index, step)
         return Work(kind, chunk, index, parts, settings, scales.pop(), rate, step.absent())
+
+    def _check_alike(
+        self,
+        index: int,
+        step: _Step,
+        commits: dict[int, Commit],
+        settings: list[Settings] | None,
+    ) -> None:
+        """All gradients of a step are updated with one rate, which all workers must have set."""
+        for worker, push in step.pushes.items():
+            held = commits.get(worker)
+            number = push.settings if held is None else held.settings
+            other = self._settings[worker][number] if number else None
+            if other is not settings and other != settings:
+                raise ExchangeError(
+                    f"worker{worker} has set its optimizer otherwise than the others in step "
+                    f"{index}: every worker must set the same. Decide by a number that is the same "
+                    "on all, such as paceline.mean(loss)."
+                )
 
     def _rate_factor(self, index: int, step: _Step) -> float:
         """One over 1 + the updates that the weights of this step's gradients lacked, on average."""

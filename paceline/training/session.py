@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
@@ -24,7 +25,7 @@ from paceline.architectures.base import Architecture, Context
 from paceline.architectures.group import Group
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
-from paceline.errors import SpecError
+from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
@@ -76,6 +77,8 @@ class Session:
         """The last steps of this worker, losses not yet known."""
         self._scale = 1.0
         self._refusal: SpecError | None = None
+        self.broken: PacelineError | None = None
+        """The first error of ours inside a step."""
         self._watches = False
         self._watched: set[int] = set()
         """Tensors whose gradients are counted and multiplied by the scale."""
@@ -130,7 +133,12 @@ class Session:
             self.recorder.note(text, kind, self.step)
 
     def close(self, failed: BaseException | None = None) -> None:
-        """End this process's part; safe to call twice."""
+        """End this process's part; safe to call twice.
+
+        Raises what broke inside a step and was caught by the script, which trained wrongly then.
+        """
+        caught, self.broken = (None, None) if failed else (self.broken, None)
+        failed = failed or caught
         self._write_open_step()
         if self.recorder is not None and self.architectures:
             self.recorder.member.paused_seconds = self.clock.end_training()
@@ -162,6 +170,8 @@ class Session:
                 gathering.unpack(folder, records)
         if isinstance(store, stores.JobStore):
             store.close()
+        if caught is not None:
+            raise caught
 
     def context(self, device: torch.device, number: int) -> Context:
         """What the architecture of the `number`th call of `distribute` may use."""
@@ -178,6 +188,7 @@ class Session:
             ended=self._ended,
             members_changed=self._members_changed,
             starts_at=self._starts_at,
+            broke=self.remember,
         )
 
     def distribute(self, model: torch.nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
@@ -185,6 +196,12 @@ class Session:
             fix = "call paceline.distribute(model, optimizer), with every optimizer of the model."
             raise SpecError("distribute", "it was given a model without an optimizer.", fix)
         self._refuse_twice(model, optimizers)
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+                name = type(optimizer).__name__
+                problem = f"{name} has not called the __init__ of torch's Optimizer."
+                fix = "call super().__init__(params, defaults) in it, or give the one inside it."
+                raise SpecError("distribute", problem, fix)
         if self.has_joined and self._trained:
             problem = "a worker that joined trains one model, and this is the second."
             raise SpecError("distribute", problem, "start the job with all its workers.")
@@ -207,6 +224,11 @@ class Session:
             self._stack.callback(handle.remove)
         return_freed_memory()
         return (model, *optimizers)
+
+    def remember(self, error: PacelineError) -> None:
+        """An exchange broke inside a step: a script that catches it has trained wrongly, and must
+        not end as if it had not."""
+        self.broken = self.broken or error
 
     def _follow(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
@@ -273,6 +295,7 @@ class Session:
     def _gradient_came(self, gradient: Tensor) -> Tensor:
         self.gradients += 1
         if self._refusal is not None:
+            self.remember(self._refusal)
             raise self._refusal
         if self._scale == 0.0:  # what is not a number stays so when it is multiplied by zero
             return torch.zeros_like(gradient)
@@ -326,7 +349,11 @@ class Session:
         store = self.store
         if store is None:
             return {}
-        return {n: int(store.get(f"ended/{n}")) for n in names if store.check([f"ended/{n}"])}
+        try:
+            found = {n: int(store.get(f"ended/{n}")) for n in names if store.check([f"ended/{n}"])}
+        except dist.DistNetworkError:  # worker 0 keeps it, and has waited for the others in vain
+            found = {"worker0": self.step}
+        return found
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """With several optimizers a step ends with the one that was distributed last."""
@@ -442,5 +469,12 @@ def _serve(session: Session) -> None:
 
 def _close_at_exit() -> None:
     """An unhandled exception is in sys.last_value by the time exit handlers run."""
-    if _session is not None:
+    if _session is None:
+        return
+    try:
         _session.close(failed=getattr(sys, "last_value", None))
+    except PacelineError as error:  # an exit handler has no other way to say so
+        print(f"error: {error}\n  The script caught this and went on.", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_status)

@@ -7,7 +7,7 @@ trained gets them back, and is watched once more.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,9 +21,11 @@ from paceline.architectures.gradients import (
     GradientTap,
     StepArguments,
     is_foreign,
+    remembered,
     with_closure,
     with_mean_loss,
 )
+from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
 from paceline.architectures.server.meeting import Meeting
 from paceline.architectures.server.opening import Exchange, of_generation, present_generation
 from paceline.architectures.server.plan import Exchanged, refuse_sparse, shape_of
@@ -32,12 +34,15 @@ from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.updates import server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained, groups_of
-from paceline.errors import SpecError
+from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.plan import placement_of
 
 WAY_OUT = "Write server:update=worker: then averaged gradients and the optimizer stay here."
 SERVED = "served"
 """The note that tells one who joins how servers update, or why they do not."""
+
+OFTEN_STEPS = 16
+"""In so many first steps, and in one of as many later, workers that update compare weights."""
 
 PATIENCE = 2
 """So often a script may take its weights back before they stay with the workers for good."""
@@ -212,10 +217,24 @@ class SynchronousServer:
         self._context.clock.charge("exchange_exposed", waited)
         if self._watches:
             means = self._watch.backward(means, self._settings())
+        else:
+            self._compare_weights(tensors)
         self._given, self._has_passed = means, True
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.grad = mean
         self._versions = [0 if mean is None else mean._version for mean in means]
+
+    def _compare_weights(self, tensors: Sequence[Tensor]) -> None:
+        """The servers have no weights of their own to tell that a worker's have become others."""
+        if self._joins or (self._steps > OFTEN_STEPS and self._steps % OFTEN_STEPS):
+            return
+        stretch = stretch_of(tensors, self._steps)
+        if stretch is None:
+            return
+        own = stretch.mean()
+        mean = float(self._context.mean(own))
+        if are_other(mean, float(own), float(stretch.abs().mean()), stretch.dtype):
+            raise ExchangeError(OTHER_WEIGHTS)
 
     @torch.no_grad()
     def _exchange_rest(self) -> None:
@@ -243,7 +262,8 @@ class SynchronousServer:
         if changed is not None:
             self._watch.refuse_servers("it gives the optimizer a closure")
             return changed
-        self._look()
+        with remembered(self._context):
+            self._look()
         return None
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:

@@ -73,7 +73,10 @@ def settings_of(optimizer: Optimizer) -> list[Settings]:
 
 
 def _is_sent(name: str, value: Any) -> bool:
-    sendable = isinstance(value, (int, float, str, list, tuple, Tensor, type(None)))
+    """Not what no element-wise optimizer reads: names of parameters, a script's own lists."""
+    sendable = isinstance(value, (int, float, str, Tensor, type(None))) or (
+        isinstance(value, (list, tuple)) and all(isinstance(p, (int, float, Tensor)) for p in value)
+    )
     return name not in NOT_SENT and not name.startswith("_") and sendable
 
 

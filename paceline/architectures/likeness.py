@@ -1,0 +1,39 @@
+"""Whether the workers' weights are still alike: a stretch of them is compared as they train.
+
+Equal weights and equal gradients stay equal but for rounding. What differs by more was changed by
+one worker alone, and every step after it would be wrong on somebody's weights.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+STRETCH = 4096
+"""So many elements are compared at a time: some microseconds."""
+
+TOLERANCE = 1e-5
+"""Of the stretch's mean magnitude. Hosts of different kinds round differently, which averages out
+over a stretch; a step at any rate that trains is more."""
+
+OTHER_WEIGHTS = (
+    "the workers' weights have become different: one of them changed its weights or gradients "
+    "alone. Do the same on every worker, or before paceline.distribute, which gives all worker 0's."
+)
+
+
+@torch.no_grad()
+def stretch_of(tensors: Sequence[Tensor], turn: int) -> Tensor | None:
+    """Another stretch of the weights in each turn; None where a look at it would cost."""
+    tensor = tensors[turn % len(tensors)].detach()
+    if tensor.device.type != "cpu" or not tensor.is_floating_point() or not tensor.numel():
+        return None
+    if not tensor.is_contiguous():
+        return tensor
+    first = turn // len(tensors) * STRETCH % tensor.numel()
+    return tensor.view(-1)[first : first + STRETCH]
+
+
+def are_other(mean: float, own: float, magnitude: float, dtype: torch.dtype) -> bool:
+    """Whether the mean of all workers' samples cannot be of weights like this worker's."""
+    return abs(mean - own) > max(TOLERANCE, 4 * torch.finfo(dtype).eps) * magnitude
