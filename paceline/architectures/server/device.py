@@ -304,7 +304,6 @@ class DeviceWorker(WorkerSide):
         self._asked.put(None)
         self._thread.join(CLOSING_SECONDS)
         sys.setswitchinterval(self._interval)
-        self._staging.close()
 
     def _ask(self, request: Request) -> None:
         self._asked.put(_Asked(request=request))
