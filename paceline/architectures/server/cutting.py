@@ -92,7 +92,7 @@ class Cutter:
         self.made: set[int] = set()
         """Tensors whose gradients were taken in this step."""
         self._runs: dict[int, Tensor] = {}
-        self._open: list[int] = [len(chunk.parameters) for chunk in self._layout.chunks]
+        self._open = [len(chunk.parameters) for chunk in self._layout.chunks]
 
     def _submit(self, chunks: Sequence[int], hold: bool, mean: bool) -> None:
         ready = self._ready(chunks, self._runs, hold, mean)
