@@ -40,10 +40,13 @@ from paceline.data.sampling import part_of
 from paceline.errors import DeadlineError, SpecError
 from paceline.models.deferred import Deferred, NotRepeatable, build_deferred, build_whole
 from paceline.models.units import Row, Unit, units_of
+from paceline.protocol.pipeline import Pipe, idle_fraction
 from paceline.telemetry import StepClock
 
 WHERE = "architecture pipeline"
 PROFILE_REPEATS = 3
+FORWARD_FRACTION = 1 / 3
+"""Backward computes two products for each one of forward."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -71,9 +74,10 @@ class PipelineModel(nn.Module):
         self._places = _Places(options, identity.workers, identity.rank)
         self._moves = context.device.type == "cuda" and dist.get_backend() == "gloo"
         deferred, units = _shown(job)
-        starts = _agree_on_cuts(options, context, job, deferred, units, self._places)
+        starts, seconds = _agree_on_cuts(options, context, job, deferred, units, self._places)
         rows = [units[a:b] for a, b in zip(starts, [*starts[1:], len(units)], strict=True)]
         self.cuts = [row[0].name for row in rows]
+        self.idle_fraction = _idle(options, self._places, seconds)
         shapes = _shapes(rows, job)
         mine = [stage for stage in range(len(rows)) if self._places.owner(stage) == self.place]
         self._is_first, self._is_last = mine[0] == 0, mine[-1] == len(rows) - 1
@@ -219,7 +223,10 @@ class PipelineArchitecture:
         model.clock = clock
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(lambda *_: clock.ready())
-        self._context.note(f"stages begin at {', '.join(model.cuts)}.")
+        self._context.note(
+            f"stages begin at {', '.join(model.cuts)}; by their measured times the schedule leaves "
+            f"workers idle for {model.idle_fraction:.0%} of a step."
+        )
 
     def take(self, optimizer: Optimizer) -> None:
         pass
@@ -239,7 +246,11 @@ class PipelineArchitecture:
         if self._model is None:
             return {}
         sizes = [p.numel() * p.element_size() for p in self._model.parameters()]
-        return {"place": self._model.place, "parameter_bytes": sum(sizes)}
+        return {
+            "place": self._model.place,
+            "parameter_bytes": sum(sizes),
+            "schedule_idle_fraction": self._model.idle_fraction,
+        }
 
     def close(self, *, failed: bool) -> None:
         if dist.is_initialized():
@@ -394,6 +405,18 @@ def _schedule(options: spec.Pipeline, stages: list[_Stage], loss: Loss) -> Calla
     return step
 
 
+def _idle(options: spec.Pipeline, places: _Places, seconds: Sequence[float]) -> float:
+    """What the schedule leaves workers to wait, with stages that take these seconds."""
+    pipe = Pipe(
+        schedule=options.schedule,
+        workers=places.length,
+        microbatches=options.microbatches,
+        loops=places.loops,
+    )
+    part = {"forward": FORWARD_FRACTION, "backward": 1 - FORWARD_FRACTION}
+    return idle_fraction(pipe, lambda turn: part[turn.kind] * seconds[turn.stage])
+
+
 def _shown(job: Job) -> tuple[Deferred, list[Unit]]:
     """The model as a row; whole in memory where its weights cannot be made part by part."""
     before = torch.get_rng_state()
@@ -417,13 +440,15 @@ def _agree_on_cuts(
     deferred: Deferred,
     units: Sequence[Unit],
     places: _Places,
-) -> list[int]:
-    """Worker 0 measures and cuts; all take its cuts."""
+) -> tuple[list[int], list[float]]:
+    """Worker 0 measures and cuts; all take its cuts. Where stages begin, and how long each takes a
+    micro-batch forward and back."""
     store, key = context.store, "pipeline/cuts"
     assert store is not None
     if context.identity.rank == 0:
+        costs = _measure(deferred, units, job, context.device)
         starts = cut(
-            _measure(deferred, units, job, context.device),
+            costs,
             pieces=places.num_stages,
             held=[
                 in_flight(
@@ -439,10 +464,12 @@ def _agree_on_cuts(
             memory_bytes=None if options.memory_bytes is None else options.memory_bytes
             // places.loops,
         )  # fmt: skip
-        store.set(key, msgspec.json.encode(starts).decode())
-        return starts
+        ends = [*starts[1:], len(costs)]
+        seconds = [sum(c.seconds for c in costs[a:b]) for a, b in zip(starts, ends, strict=True)]
+        store.set(key, msgspec.json.encode((starts, seconds)).decode())
+        return starts, seconds
     try:
-        return msgspec.json.decode(store.get(key), type=list[int])
+        return msgspec.json.decode(store.get(key), type=tuple[list[int], list[float]])
     except RuntimeError as error:
         waited = context.deadline_seconds
         raise DeadlineError("learning where stages begin", waited, ["worker0"]) from error

@@ -46,6 +46,10 @@ def test_follows_single(tmp_path, schedule, workers):
     summary = record.summarise(RunFolder(next(tmp_path.glob("pipeline*"))), "finished")
     assert sum(member.counters["parameter_bytes"] for member in summary.members) == 712_440
     assert summary.breakdown_seconds["wait"] > 0
+    filling = (workers - 1) / (chosen.microbatches + workers - 1)  # uneven stages idle more
+    told = {member.counters["schedule_idle_fraction"] for member in summary.members}
+    assert len(told) == 1
+    assert filling - 1e-6 <= told.pop() < 1
 
 
 def test_interleaved_stages_and_clipping_follow_single(tmp_path):

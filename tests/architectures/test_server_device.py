@@ -17,6 +17,7 @@ from torch import nn
 from paceline import data, spec
 from paceline.architectures.server import device as devices
 from paceline.architectures.server import streaming_of
+from paceline.architectures.server.sums import only
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume
 from tests.curves import (
@@ -190,6 +191,15 @@ def test_recorded_gradients_are_taken_when_they_are_made(text, reference):
     servers = 1 if "dedicated" in text else 0
     (found,) = run(replayed, workers=1, servers=servers, text=text)
     assert largest_difference(np.array(found), reference) < 1e-4
+
+
+def test_only_a_whole_gradient_with_all_the_weight_is_its_own_mean():
+    values = torch.ones(4)
+    assert only([([(0, 4, values)], 1.0)], 4) is values
+    assert only([([(0, 4, values)], 1.0)], 8) is None
+    assert only([([(0, 4, values)], 0.5)], 4) is None
+    assert only([([(0, 4, values)], 1.0), ([(0, 4, values)], 1.0)], 4) is None
+    assert only([([(0, 2, values[:2]), (2, 4, values[2:])], 1.0)], 4) is None
 
 
 def test_the_comparison_notices_weights_that_are_read_before_they_are_copied(reference):

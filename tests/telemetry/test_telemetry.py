@@ -67,6 +67,17 @@ def test_charging_moves_time_between_phases(clock):
     assert clock.end_step(0, 1).breakdown_seconds == {"forward": 1.0, "exchange_exposed": 2.0}
 
 
+def test_a_phase_within_another_takes_its_time_and_no_more(clock):
+    clock, spend, now = clock
+    spend("forward", 1.0)
+    with clock.within("exchange_exposed"):
+        now[0] += 2.0
+    now[0] += 4.0
+    with clock.paused(), clock.within("exchange_exposed"):
+        now[0] += 50.0
+    assert clock.end_step(0, 1).breakdown_seconds == {"forward": 5.0, "exchange_exposed": 2.0}
+
+
 def test_the_kernel_counts_what_a_process_sends():
     traffic = SocketTraffic()
     before = traffic.read()

@@ -176,6 +176,7 @@ class AsynchronousServer:
             return act()
         finally:
             self._is_loading = False
+            self._exchange.collect()
             push_weights(self._exchange)
 
 

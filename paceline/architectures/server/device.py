@@ -6,6 +6,7 @@ device computes, and the lanes and the device wait for each other's moments. Onl
 servers still owe are waited for, where a layer needs them.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -141,8 +142,9 @@ class Staging:
                 context.note("the GPU cannot reach shared memory by itself: copies stop the loop.")
 
     def close(self) -> None:
-        self.out.close()
-        self.back.close()
+        with contextlib.suppress(RuntimeError):  # of a broken device, which was told before
+            self.out.close()
+            self.back.close()
         for address in self.pinned:
             driver: Any = torch.cuda.cudart()
             driver.cudaHostUnregister(address)
@@ -302,7 +304,6 @@ class DeviceWorker(WorkerSide):
         self._asked.put(None)
         self._thread.join(CLOSING_SECONDS)
         sys.setswitchinterval(self._interval)
-        self._staging.close()
 
     def _ask(self, request: Request) -> None:
         self._asked.put(_Asked(request=request))

@@ -197,7 +197,7 @@ class WorkerSide:
         return absent
 
     def close(self) -> None:
-        """Nothing more is asked for."""
+        """Nothing more is asked for; after it the loop knows of all that was."""
 
     def _ask(self, request: Request) -> None:
         self.requests.append(request)

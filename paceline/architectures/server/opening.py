@@ -45,9 +45,6 @@ class Exchange:
         """What has come for a tensor, in its shape."""
         return self._read.parameter(index, self.exchanged.tensors[index])
 
-    def views(self) -> list[Tensor]:
-        return [self.view(index) for index in range(len(self.exchanged.tensors))]
-
     @property
     def is_apart(self) -> bool:
         """What tensors read is a copy on their device of what this host holds."""
@@ -57,6 +54,12 @@ class Exchange:
         """Give a copy on the device the tensors' own values, before they read from there."""
         if self.is_apart:
             setup.write_tensors(self.exchanged.tensors, self._read)
+
+    def collect(self) -> None:
+        """Have in this host's memory what was written to a copy on the device."""
+        if self.is_apart:
+            views = [self.view(index) for index in range(len(self.exchanged.tensors))]
+            setup.write_tensors(views, self.held)
 
     def means(self, *, copied: bool) -> tuple[float, list[Tensor | None]]:
         """Wait for the mean gradients of all that was put in: seconds waited, and the means.

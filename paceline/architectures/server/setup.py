@@ -69,6 +69,9 @@ class WorkerMember(Member):
     read: Flats
     """Where its tensors find them: the same, or a copy on their device."""
 
+    staging: Staging | None
+    """Its way to the device, if it computes on one."""
+
     gradients: Flats | None
     """Where it leaves gradients for servers that share its memory."""
 
@@ -90,6 +93,9 @@ class WorkerMember(Member):
                 break
             time.sleep(0.01)
         self.worker.close()
+        self.loop.stop()  # it starts copies too
+        if self.staging is not None:
+            self.staging.close()
         super().close(seconds)
 
 
@@ -125,6 +131,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         worker=worker,
         held=held,
         read=held if staging is None else staging.weights,
+        staging=staging,
         gradients=gradients,
         meeting=meeting,
     )

@@ -300,8 +300,6 @@ def assign_weights(exchange: Exchange) -> None:
 
 def push_weights(exchange: Exchange) -> None:
     """Worker 0's weights, as they lie in the exchange's memory, become the servers'."""
-    if exchange.is_apart:
-        write_tensors(exchange.views(), exchange.held)
     for chunk in range(len(exchange.layout.chunks)) if exchange.leads else ():
         exchange.worker.assign(chunk, exchange.held.chunk(chunk))
 
