@@ -23,7 +23,7 @@ MOST_CHUNKS = 200
 STRETCHES, STRETCHES_IN_STEP = 8, 48
 """Into so many parts a network is divided; finer where all workers are in step, which is cheap."""
 MOST_GROUPS = 20
-"""Of workers that drift apart; a saturated server was within 2 % of its limit, and with half as many
+"""Of workers that drift apart. A saturated server was within 2 % of its limit, with half as many
 12 % below it."""
 
 MOST_PUSHES = 1200
