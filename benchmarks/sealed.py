@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline import spec
 from paceline.predict.answer import predict, simulate
-from paceline.predict.fitting import fit
+from paceline.predict.fitting import Unknown, fit
 
 SEALED = Path(__file__).resolve().parents[2] / "shared" / "sealed.toml"
 
@@ -145,7 +145,7 @@ def fitted_case(case: dict[str, Any], network: str) -> spec.Experiment:
     fitted = fit(experiment, first["images_per_second"], "one_device")
     for second in more:
         at_second = with_known(experiment_of(case, network, second), fitted)
-        unknown = "link" if second.get("hosts", 1) > 1 else "inside"
+        unknown: Unknown = "link" if second.get("hosts", 1) > 1 else "inside"
         fitted = fit(at_second, second["images_per_second"], unknown)
     return fitted
 

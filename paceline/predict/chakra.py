@@ -52,7 +52,8 @@ def _nodes(experiment: spec.Experiment) -> Iterator[bytes]:
         backward[index] = number
         seconds = work.layers[index][1]
         yield _node(number, f"backward {work.names[index]}", COMPUTE, [number - 1], seconds)
-    last_made, before = number, []
+    last_made = number
+    before: list[int] = []
     for layer, size_bytes in buckets(made_in(work), experiment.architecture, stack):
         number += 1
         made = backward[len(work.layers) - 1 - layer]
