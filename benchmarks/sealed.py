@@ -12,9 +12,11 @@ docs/predict.md says what is assumed about each case.
 
 import argparse
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +63,36 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="cases whose id begins so")
     parser.add_argument("--given", action="store_true", help="check against figures the file gives")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at the same time")
     options = parser.parse_args()
     if not SEALED.exists():
         sys.exit(f"error: {SEALED} is missing\n  fix: put the sealed cases there.")
+    cases = [case for case in sealed_cases() if case["id"].startswith(options.only)]
+    if options.given:
+        for case in cases:
+            show_given(case, case["network"])
+        return
     answers: dict[str, dict[str, float]] = {}
-    network = ""
-    for case in tomllib.loads(SEALED.read_text(encoding="utf-8"))["case"]:
-        network = network if case["network"] == SAME_CLUSTER else case["network"]
-        if not case["id"].startswith(options.only):
-            continue
-        if options.given:
-            show_given(case, network)
-            continue
-        for index, answer in enumerate(answer_case(case, network)):
-            answers[f"{case['id']}/{index}"] = answer
-            show(case, index, answer)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for case, found in zip(cases, pool.map(answers_of, cases), strict=True):
+            for index, answer in enumerate(found):
+                answers[f"{case['id']}/{index}"] = answer
+                show(case, index, answer)
     if options.json:
         print(json.dumps(answers, indent=1))
+
+
+def sealed_cases() -> list[dict[str, Any]]:
+    """The file's cases, each with its network in words."""
+    found: list[dict[str, Any]] = []
+    for case in tomllib.loads(SEALED.read_text(encoding="utf-8"))["case"]:
+        same = case["network"] == SAME_CLUSTER
+        found.append({**case, "network": found[-1]["network"] if same else case["network"]})
+    return found
+
+
+def answers_of(case: dict[str, Any]) -> list[dict[str, float]]:
+    return list(answer_case(case, case["network"]))
 
 
 def show(case: dict[str, Any], index: int, answer: dict[str, float]) -> None:
