@@ -12,15 +12,17 @@ docs/predict.md says what is assumed about each case.
 
 import argparse
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from paceline import spec
 from paceline.predict.answer import predict, simulate
-from paceline.predict.fitting import fit
+from paceline.predict.fitting import Unknown, fit
 
 SEALED = Path(__file__).resolve().parents[2] / "shared" / "sealed.toml"
 
@@ -61,23 +63,36 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="cases whose id begins so")
     parser.add_argument("--given", action="store_true", help="check against figures the file gives")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at the same time")
     options = parser.parse_args()
     if not SEALED.exists():
         sys.exit(f"error: {SEALED} is missing\n  fix: put the sealed cases there.")
+    cases = [case for case in sealed_cases() if case["id"].startswith(options.only)]
+    if options.given:
+        for case in cases:
+            show_given(case, case["network"])
+        return
     answers: dict[str, dict[str, float]] = {}
-    network = ""
-    for case in tomllib.loads(SEALED.read_text(encoding="utf-8"))["case"]:
-        network = network if case["network"] == SAME_CLUSTER else case["network"]
-        if not case["id"].startswith(options.only):
-            continue
-        if options.given:
-            show_given(case, network)
-            continue
-        for index, answer in enumerate(answer_case(case, network)):
-            answers[f"{case['id']}/{index}"] = answer
-            show(case, index, answer)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for case, found in zip(cases, pool.map(answers_of, cases), strict=True):
+            for index, answer in enumerate(found):
+                answers[f"{case['id']}/{index}"] = answer
+                show(case, index, answer)
     if options.json:
         print(json.dumps(answers, indent=1))
+
+
+def sealed_cases() -> list[dict[str, Any]]:
+    """The file's cases, each with its network in words."""
+    found: list[dict[str, Any]] = []
+    for case in tomllib.loads(SEALED.read_text(encoding="utf-8"))["case"]:
+        same = case["network"] == SAME_CLUSTER
+        found.append({**case, "network": found[-1]["network"] if same else case["network"]})
+    return found
+
+
+def answers_of(case: dict[str, Any]) -> list[dict[str, float]]:
+    return list(answer_case(case, case["network"]))
 
 
 def show(case: dict[str, Any], index: int, answer: dict[str, float]) -> None:
@@ -145,7 +160,7 @@ def fitted_case(case: dict[str, Any], network: str) -> spec.Experiment:
     fitted = fit(experiment, first["images_per_second"], "one_device")
     for second in more:
         at_second = with_known(experiment_of(case, network, second), fitted)
-        unknown = "link" if second.get("hosts", 1) > 1 else "inside"
+        unknown: Unknown = "link" if second.get("hosts", 1) > 1 else "inside"
         fitted = fit(at_second, second["images_per_second"], unknown)
     return fitted
 

@@ -48,6 +48,10 @@ def command(
         Path | None,
         typer.Option(help="Write a step of the most workers to this file, for Perfetto."),
     ] = None,
+    chakra: Annotated[
+        Path | None,
+        typer.Option(help="Write Chakra traces of a step of the most workers into this folder."),
+    ] = None,
     mtbf: Annotated[
         str | None, typer.Option(help="Of one host, between failures: 720h. What is left of work.")
     ] = None,
@@ -63,6 +67,8 @@ def command(
     from paceline.cli import console
     from paceline.predict import curve
     from paceline.predict import scorecard as scores
+    from paceline.predict.chakra import write_traces
+    from paceline.predict.changes import vary
 
     if scorecard:
         _show_scores(scores.read(runs), json)
@@ -93,6 +99,9 @@ def command(
     found = curve.scaling_curve(experiment, numbers, parse_failures(mtbf, checkpoint_every))
     if timeline is not None:
         _draw(experiment, max(numbers), timeline)
+    if chakra is not None:
+        files = write_traces(vary(experiment, workers=max(numbers)), chakra)
+        console.err.print(f"Chakra traces: {files[0]} and {len(files) - 1} more", markup=False)
     if json:
         console.print_json(found)
     else:

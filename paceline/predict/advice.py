@@ -62,7 +62,7 @@ def advise(
     `time` and `cost` are those of `num_samples`; a cost needs a price.
     """
     per_host = max(1, max((host.workers for host in experiment.cluster.hosts), default=1))
-    tried = [(e, simulate(e)) for e in _candidates(experiment, hosts, per_host)]
+    tried = [(e, simulate(e)) for e in candidates(experiment, hosts, per_host)]
     tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal, per_host))
     alike = [pair for pair in tried if trains_like_single(pair[0].architecture)]
     best = _merit(alike[0][1], alike[0][0], goal, per_host)
@@ -107,9 +107,7 @@ def _hosts_used(experiment: spec.Experiment, per_host: int) -> int:
     return math.ceil(experiment.cluster.workers / per_host) + experiment.num_servers
 
 
-def _candidates(
-    experiment: spec.Experiment, hosts: int, per_host: int
-) -> Iterator[spec.Experiment]:
+def candidates(experiment: spec.Experiment, hosts: int, per_host: int) -> Iterator[spec.Experiment]:
     """Everything worth a simulation on so many hosts."""
     yield _on(experiment, spec.Single(), 1, 0, 1)
     workers = hosts * per_host

@@ -6,7 +6,7 @@ buckets: 100,000 workers cost what two do.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from paceline import spec
@@ -134,36 +134,49 @@ def _exposed(
     Buckets leave one after the other, each when its last gradient is there; with cycles, all that
     is ready leaves at the next one.
     """
-    first, size = stack.first_bucket_bytes, stack.bucket_bytes
-    if isinstance(kind, spec.Hybrid):
-        first = size = HYBRID_BUCKET_BYTES
-    if isinstance(kind, spec.Ring) and kind.bucket_bytes is not None:
-        first = size = kind.bucket_bytes
+    made = made_in(work)
+    if constants.cycle_seconds:
+        size = _bucket_bytes(kind, stack)[1]
+        end, busy = _in_cycles(made, exchange, constants.cycle_seconds, size)
+    else:
+        end = busy = 0.0
+        for layer, size_bytes in buckets(made, kind, stack):
+            seconds = exchange.begin(size_bytes, begin := max(end, made[layer][0]))
+            end, busy = begin + seconds, busy + seconds
+    lost = constants.contention_fraction * min(busy, work.backward_seconds)
+    return max(0.0, end - work.backward_seconds) + lost, busy
+
+
+def made_in(work: Work) -> list[tuple[float, int]]:
+    """For each layer, the last first: when backward has made its gradients, and their bytes."""
     made: list[tuple[float, int]] = []
     at = 0.0
     for _, backward, size_bytes in reversed(work.layers):
         at += backward
         made.append((at, size_bytes))
-    if constants.cycle_seconds:
-        end, busy = _in_cycles(made, exchange, constants.cycle_seconds, size)
-    else:
-        end, busy = _in_buckets(made, exchange, first, size)
-    lost = constants.contention_fraction * min(busy, work.backward_seconds)
-    return max(0.0, end - work.backward_seconds) + lost, busy
+    return made
 
 
-def _in_buckets(
-    made: Sequence[tuple[float, int]], exchange: _Exchange, first: int, size: int
-) -> tuple[float, float]:
-    end = busy = 0.0
+def buckets(
+    made: Sequence[tuple[float, int]], kind: spec.Architecture, stack: Stack
+) -> Iterator[tuple[int, int]]:
+    """For each bucket its last layer, as `made` counts them, and its bytes."""
+    first, size = _bucket_bytes(kind, stack)
     filled, limit = 0, first
-    for index, (ready, size_bytes) in enumerate(made):
+    for index, (_, size_bytes) in enumerate(made):
         filled += size_bytes
         if filled >= limit or (index == len(made) - 1 and filled):
-            seconds = exchange.begin(filled, max(end, ready))
-            end, busy = max(end, ready) + seconds, busy + seconds
+            yield index, filled
             filled, limit = 0, size
-    return end, busy
+
+
+def _bucket_bytes(kind: spec.Architecture, stack: Stack) -> tuple[int, int]:
+    """At how many bytes the first bucket leaves, and any other."""
+    if isinstance(kind, spec.Hybrid):
+        return HYBRID_BUCKET_BYTES, HYBRID_BUCKET_BYTES
+    if isinstance(kind, spec.Ring) and kind.bucket_bytes is not None:
+        return kind.bucket_bytes, kind.bucket_bytes
+    return stack.first_bucket_bytes, stack.bucket_bytes
 
 
 def _in_cycles(

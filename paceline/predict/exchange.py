@@ -83,6 +83,7 @@ class ClusterRoads:
     ) -> None:
         self.links = Links(clock)
         self._kinds: dict[str, str] = {}
+        self._paths: dict[tuple[str, str, bool], Path] = {}
         self._topology, self._unevenness = topology, unevenness
         self._groups = {group.name: group for group in groups}
         self._seats = {seat.member: seat for seat in seats}
@@ -112,9 +113,13 @@ class ClusterRoads:
             self._kinds[f"{name} {way}"] = kind
 
     def path(self, source: str, target: str, *, to_seat: bool) -> Path:
+        way = (source, target, to_seat)
+        if way not in self._paths:
+            self._paths[way] = () if self._local else self._path(source, target, to_seat)
+        return self._paths[way]
+
+    def _path(self, source: str, target: str, to_seat: bool) -> Path:
         """The links between a worker of a group and seats, and how many alike cross each."""
-        if self._local:
-            return ()
         group, seat = (
             self._groups[source if to_seat else target],
             self._seats[target if to_seat else source],

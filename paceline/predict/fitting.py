@@ -12,7 +12,9 @@ from paceline import spec
 from paceline.predict.answer import simulate
 
 Unknown = Literal["one_device", "link", "inside"]
-TOLERANCE = 1e-3
+DEVICE_TOLERANCE, RATE_TOLERANCE = 1e-3, 5e-3
+"""Where workers drift apart, chance moves a throughput by more than a thousandth."""
+
 LEAST, GUESS, MOST = 1e7, 1e10, 2e12
 """Bits per second between which a rate is looked for, and where first."""
 
@@ -36,7 +38,7 @@ def _fit_device(known: spec.Experiment, samples_per_second: float) -> spec.Exper
     fitted = spec.replace(known, one_device=samples_per_second / known.cluster.workers)
     for _ in range(8):
         ratio = samples_per_second / simulate(fitted).samples_per_second
-        if abs(ratio - 1) < TOLERANCE:
+        if abs(ratio - 1) < DEVICE_TOLERANCE:
             break
         fitted = spec.replace(fitted, one_device=fitted.prediction.one_device * ratio)
     return fitted
@@ -51,7 +53,7 @@ def _solve(predicted: Callable[[float], float], wanted: float) -> float:
     before: tuple[float, float] | None = None
     for _ in range(MOST_GUESSES):
         lack = math.log(wanted / predicted(math.exp(guess)))
-        if abs(lack) < TOLERANCE:
+        if abs(lack) < RATE_TOLERANCE:
             break
         low, high = (guess, high) if lack > 0 else (low, guess)
         slope = 1.0  # where the rate decides, throughput is proportional to it

@@ -76,6 +76,8 @@ class Links:
         self._sending: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._since = 0.0
         """When `_left` was true."""
+        self._shared: dict[bytes, Numbers] = {}
+        """Who sends -> everybody's rate: the same ones send at the same time again and again."""
         self._unfair = False
         """Somebody has begun or stopped to send since the rates were computed."""
         self._alarm: Alarm | None = None
@@ -125,6 +127,7 @@ class Links:
     ) -> _Connection:
         parts = [(part, 1.0) if isinstance(part, str) else part for part in path]
         row = len(self._rows)
+        self._shared.clear()
         way = _Connection(name, row, {self._links[link]: weight for link, weight in parts})
         self._rows.append(way)
         if row >= len(self._left) or self._weights.shape[1] < len(self._links):
@@ -159,10 +162,14 @@ class Links:
     def _share(self) -> None:
         self._unfair = False
         self._advance()
-        rows = np.flatnonzero(self._sending)
-        capacity = np.array([link.bytes_per_second for link in self._links.values()])
-        self._rate[:] = 0.0
-        self._rate[rows] = fair_rates(self._weights[rows], self._most[rows], capacity)
+        key = self._sending.tobytes()
+        if key not in self._shared:
+            rows = np.flatnonzero(self._sending)
+            capacity = np.array([link.bytes_per_second for link in self._links.values()])
+            rates = np.zeros(len(self._rate))
+            rates[rows] = fair_rates(self._weights[rows], self._most[rows], capacity)
+            self._shared[key] = rates
+        self._rate[:] = self._shared[key]
         self._set_alarm()
 
     def _set_alarm(self) -> None:

@@ -9,7 +9,7 @@ from paceline.cli import main
 from paceline.cli.training import with_choice
 from paceline.errors import SpecError
 from paceline.predict.advice import advise, choose
-from paceline.predict.answer import simulate
+from paceline.predict.answer import predict, simulate
 from paceline.predict.changes import vary
 from paceline.predict.curve import scaling_curve
 from paceline.predict.fitting import fit
@@ -130,6 +130,21 @@ def test_a_known_figure_fixes_the_rate_of_a_cable():
     found = fit(asked(link="10gbit"), known, "link")
     rate = spec.parse_link(found.cluster.link, "test").bandwidth_bits_per_second
     assert rate == pytest.approx(5e8, rel=0.02)
+
+
+def test_what_was_fitted_is_not_in_doubt():
+    experiment = asked("server", 2, 1)
+    wide, narrow = predict(experiment), predict(experiment, known=("tcp_fraction",))
+    assert narrow.samples_per_second == wide.samples_per_second
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_a_coarser_simulation_is_good_for_ratios():
+    experiment = asked("server", 4, 2)
+    faster = spec.replace(experiment, link="2gbit")
+    fine = simulate(faster).step_seconds / simulate(experiment).step_seconds
+    coarse = [simulate(e, coarse=True).step_seconds for e in (faster, experiment)]
+    assert coarse[0] / coarse[1] == pytest.approx(fine, rel=0.02)
 
 
 def test_scores_are_kept_and_read_back(as_if_measured, tmp_path):
