@@ -57,12 +57,11 @@ class Needs:
     exposed: float
     """As measured: exchange that nothing hid."""
 
-    overlap: float
-    """How much of an exchange computing can hide, where that is known of the architecture."""
-
     paused: float
     together: bool
     typical: str
+    overlap: float = 0.0
+    """How much of an exchange computing can hide, where another placement frees it to do so."""
 
     @property
     def pace(self) -> float:
@@ -113,7 +112,6 @@ def needs_of(facts: Facts) -> Needs:
         cpu=sum(known) / facts.cores if facts.cores and len(known) == len(facts.members) else 0.0,
         chance=max(0.0, typical.step_seconds - pace - exposed),
         exposed=exposed,
-        overlap=served_overlap(facts) if isinstance(facts.architecture, spec.Server) else 0.0,
         paused=typical.paused_seconds,
         together=facts.together,
         typical=typical.name,
