@@ -83,6 +83,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="begin no situation after so long")
     parser.add_argument("--pack", action="store_true", help="archive the runs that were judged")
     parser.add_argument("--page", type=Path, help="write the scoreboard there, as Markdown")
+    parser.add_argument(
+        "--note", default="", help="a sentence for the page: where, under what load"
+    )
     parser.add_argument("--recorded", action="store_true", help="judge what is kept, run nothing")
     given = parser.parse_args()
     found = [s for s in situations() if not given.only or s.name in given.only]
@@ -106,7 +109,7 @@ def main() -> None:
         shutil.rmtree(place)
     result = {"rows": rows, "checks": checks(rows)}
     if given.page:
-        given.page.write_text(page(result))
+        given.page.write_text(page(result, given.note))
     print(json.dumps(result) if given.json else table(result))
 
 
@@ -353,7 +356,7 @@ PAGE = """# The scoreboard of verdicts
 Every row is a run with a cause planted in it (`tests/explain/situations`): a device at half speed,
 a cable at a quarter of the others' rate, a script that sleeps. `explain` read the record and knew
 nothing else. Where its first advice can be followed, it was, and the gain was measured against the
-range that had been promised.
+range that had been promised. {note}
 
 {checks}
 
@@ -370,7 +373,7 @@ page is written by `--recorded --page docs/laboratory.md`. The records are kept 
 """
 
 
-def page(result: dict[str, Any]) -> str:
+def page(result: dict[str, Any], note: str) -> str:
     """The scoreboard for the docs."""
     lines = []
     for row in result["rows"]:
@@ -383,7 +386,7 @@ def page(result: dict[str, Any]) -> str:
         cells = (f"{row['situation']}: {row['planted']}", named, gain, measured)
         lines.append(f"| {' | '.join(cells)} | {'' if row['right'] else 'wrong'} |")
     found = [f"- {c['name']}: {c['value']:.0%} (aim {c['target']:.0%})" for c in result["checks"]]
-    return PAGE.format(checks="\n".join(found), rows="\n".join(lines))
+    return PAGE.format(checks="\n".join(found), rows="\n".join(lines), note=note).strip() + "\n"
 
 
 if __name__ == "__main__":

@@ -335,7 +335,8 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _members(row: Row) -> str:
-    return f"{row.architecture}{_workers(row)}" + (f", {row.servers} servers" * (row.servers > 1))
+    servers = f", {row.servers} server{'s' if row.servers > 1 else ''}" if row.servers else ""
+    return f"{row.architecture}{_workers(row)}{servers}"
 
 
 def _workers(row: Row) -> str:

@@ -226,6 +226,8 @@ def _better_cable(evidence: Evidence) -> Iterator[Action]:
         out={**needs.out, name: needs.out[name] * ratio},
         into={**needs.into, name: needs.into[name] * ratio},
     )
+    if _server(evidence) is not None:  # what waited for one server may hide behind computing now
+        better = replace(better, overlap=served_overlap(facts))
     text = f"replace the cable of {name}, or mend its port: the others have "
     text += format_bandwidth(usual)
     yield Action(text=text, gain=gain(needs, better), change=_without_cable(facts, name))
@@ -296,7 +298,8 @@ def _more_servers(evidence: Evidence) -> Iterator[Action]:
     count = max(1, len(facts.servers))
     before = 0.0
     for factor in (2, 4):
-        promised = gain(needs, _served(needs, factor))
+        served = replace(_served(needs, factor), overlap=served_overlap(facts))
+        promised = gain(needs, served)
         # Twice the servers for what noise would give are no advice.
         if factor * count <= 2 * facts.summary.workers and promised.middle > before + WORTH_GAIN:
             before = promised.middle

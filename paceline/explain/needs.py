@@ -19,9 +19,10 @@ INITIAL_WINDOW_BYTES = 14_600
 NOISE_FRACTION = 0.05
 """Two runs of one experiment differ by about this on a machine that has other things to do."""
 
-SERVED_OVERLAP = 0.66
-"""Share of backward behind which chunks travel at best, where each goes as soon as it is made. A
-ring's buckets wait until they are full: what its own run hid is all that is known."""
+SERVED_OVERLAP = 0.9
+"""Share of forward and backward behind which chunks travel at best, where each goes as soon as it
+is made and is waited for when it is used: a model of many like layers comes near, one large layer
+hides 0.4. A ring's buckets wait until they are full: what its own run hid is all that is known."""
 
 Wire = dict[str, float]
 """Member -> seconds per step."""
@@ -56,12 +57,11 @@ class Needs:
     exposed: float
     """As measured: exchange that nothing hid."""
 
-    overlap: float
-    """How much of an exchange computing can hide, where that is known of the architecture."""
-
     paused: float
     together: bool
     typical: str
+    overlap: float = 0.0
+    """How much of an exchange computing can hide, where another placement frees it to do so."""
 
     @property
     def pace(self) -> float:
@@ -112,7 +112,6 @@ def needs_of(facts: Facts) -> Needs:
         cpu=sum(known) / facts.cores if facts.cores and len(known) == len(facts.members) else 0.0,
         chance=max(0.0, typical.step_seconds - pace - exposed),
         exposed=exposed,
-        overlap=served_overlap(facts) if isinstance(facts.architecture, spec.Server) else 0.0,
         paused=typical.paused_seconds,
         together=facts.together,
         typical=typical.name,
@@ -120,8 +119,8 @@ def needs_of(facts: Facts) -> Needs:
 
 
 def served_overlap(facts: Facts) -> float:
-    """How much of an exchange with servers the typical worker's backward pass can hide."""
-    return SERVED_OVERLAP * facts.typical.phases["backward"]
+    """How much of an exchange with servers the typical worker's computing can hide."""
+    return SERVED_OVERLAP * (facts.typical.phases["forward"] + facts.typical.phases["backward"])
 
 
 def step_range(now: Needs, then: Needs) -> tuple[float, float]:
@@ -134,9 +133,9 @@ def step_range(now: Needs, then: Needs) -> tuple[float, float]:
     hidden = max(0.0, now.exchange - now.exposed)
     left = max(0.0, now.exposed - now.exchange)
     shrinks = then.exchange / now.exchange if now.exchange > 0 else 1.0
-    room = min(1.0, then.pace / now.pace) if now.pace > 0 else 1.0
+    room = then.pace / now.pace if now.pace > 0 else 1.0  # longer computing hides more
     exposures = []
-    for behind in (hidden, hidden * room, max(hidden, then.overlap)):
+    for behind in (hidden, hidden * room, max(hidden, then.overlap) * max(1.0, room)):
         open_part = max(0.0, then.exchange - min(behind, then.pace))
         exposures += [open_part + left, open_part + left * min(1.0, shrinks)]
     if shrinks <= 1:

@@ -38,8 +38,8 @@ THROUGHPUT = "Throughput, and its limit (dashed or a grey tick)"
 
 IDEAL_COLOUR = "#8a8f98"
 HEIGHT = 240
-NAME_HEIGHT = 44
-"""Room for a name of three lines."""
+NAME_HEIGHT = 38
+"""Room for a name of two lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,10 @@ def scaling_values(group: Group, limits: Mapping[str, float] | None = None) -> V
 
 
 def _names() -> alt.Y:
-    """Names of rows beside their bars, a line for each part, so that a phone has room for bars."""
-    axis = alt.Axis(
-        labelExpr="split(datum.label, ' · ')", labelLimit=240, labelLineHeight=12, labelOffset=-6
-    )
+    """Names of rows beside their bars on two lines, so that a phone has room for bars."""
+    parts = "split(datum.label, ' · ')"
+    lines = f"[{parts}[0], join(slice({parts}, 1), ' · ')]"
+    axis = alt.Axis(labelExpr=lines, labelLimit=240, labelLineHeight=12, labelOffset=-6)
     return alt.Y("label:N", title=None, sort=None, axis=axis)
 
 

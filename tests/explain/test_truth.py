@@ -430,6 +430,36 @@ class TestActions:
         )
         assert not any("bf16" in action.text for action in explain(run).actions)
 
+    def test_shares_gain_only_up_to_the_link(self, tmp_path):
+        """Dealt by speed all compute for 128 ms where the slow one did for 182; the link takes 100.
+
+        Without the link +33 %; with it no more than what is left of the step.
+        """
+        run = synchronous_run(
+            tmp_path / "run",
+            link="2gbit",
+            exchange_bytes=25 * MB,
+            exchange_seconds=0.080,
+            times=Times(forward=0.030, backward=0.060),
+            slow={"worker1": Times(forward=0.060, backward=0.120)},
+        )
+        action = next(a for a in explain(run).actions if "shares" in a.text)
+        step, dealt = 0.262, 0.120
+        assert action.gain.low > 0
+        assert action.gain.high < step / (dealt + 0.080) - 1 + 0.1
+
+    def test_compressed_gradients_save_a_quarter_where_workers_serve(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run",
+            workers=3,
+            architecture="server:placement=colocated",
+            link="200mbit",
+            exchange_bytes=9 * MB,
+            exchange_seconds=0.38,
+        )
+        action = next(a for a in explain(run).actions if "bf16" in a.text)
+        assert action.gain.high < 1 / 0.75 - 1 + 0.15
+
     def test_actions_are_sorted_by_gain(self, tmp_path):
         run = synchronous_run(
             tmp_path / "run", link="100mbit", exchange_bytes=2 * MB, exchange_seconds=0.17

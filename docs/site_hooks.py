@@ -1,7 +1,13 @@
-"""Puts every page of docs/decisions and pages nobody listed into the site's navigation."""
+"""What mkdocs calls: every page is in the navigation, and links out of docs/ become plain words.
 
+A page may point at a file of the repository, which a reader there can open and the site has not.
+"""
+
+import re
 from pathlib import Path
 from typing import Any
+
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
 
 
 def _listed(nav: list[Any]) -> set[str]:
@@ -22,3 +28,9 @@ def on_config(config: Any) -> Any:
     config["nav"] += [{"More": more}] if more else []
     config["nav"].append({"Decisions": decisions})
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs with the text of each page of docs/."""
+    top = "/" not in page.file.src_uri
+    return OUTSIDE.sub(r"\1", markdown) if top else markdown
