@@ -27,7 +27,6 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]
         self._validated: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._owner.connect()
         self._is_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -109,5 +108,11 @@ def for_this_worker(first: Any, given: Any, session: Session) -> Any:
         first.set_model(given._model)
         return given
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [given] if given else []
+    if session.workers > 1 and any(isinstance(c, keras.callbacks.BackupAndRestore) for c in listed):
+        problem = (
+            "BackupAndRestore restores weights inside fit, and all workers would write one file."
+        )
+        fix = "use ModelCheckpoint, and load on every worker before distribute."
+        raise SpecError("fit", problem, fix)
     kept = [c for c in listed if session.speaks_for_all or not isinstance(c, WRITING)]
     return [first, *kept]

@@ -33,6 +33,7 @@ ROWS = (
     "TensorFlow: an embedding's gradient is exchanged whole, rows that occur several times summed. "
     "Keras alone gives each occurrence to the optimizer by itself, so its Adam takes other steps."
 )
+BUILD = "call model.build(input_shape), or run one batch through it, before distribute."
 TOLERANCE = 0.01
 """Relative; workers that apply the same means differ by rounding at most."""
 
@@ -149,8 +150,7 @@ class Distributed:
             return original(gradients, variables)
         if self._way is None:
             problem = "the model had no weights yet when it was distributed."
-            fix = "call model.build(input_shape), or run one batch through it, before distribute."
-            raise SpecError("distribute", problem, fix)
+            raise SpecError("distribute", problem, BUILD)
         self._common.nominal_size = sharding.nominal_size(self.session)
         return self._way.apply(original, gradients, variables)
 
@@ -164,6 +164,9 @@ class Distributed:
     def _fit(self, original: Any, *arguments: Any, **named: Any) -> Any:
         given = inspect.signature(original).bind(*arguments, **named)
         self._prepare()
+        if not self.is_built:
+            self.model(_nothing_like(given.arguments.get("x")))
+        self.connect()
         extra = given.arguments.get("callbacks")
         given.arguments["callbacks"] = for_this_worker(Agreement(self), extra, self.session)
         if not self.session.speaks_for_all:
@@ -231,6 +234,20 @@ class Distributed:
         own = torch.tensor(sizes, dtype=torch.float64)
         if bool(((self.session.mean(own) - own).abs() > TOLERANCE * own).any()):
             raise ExchangeError(OTHER_WEIGHTS)
+
+
+def _nothing_like(x: Any) -> Any:
+    """One sample of zeros in the shape of what `fit` is given: it makes Keras build a model."""
+    if isinstance(x, tf.data.Dataset):
+        x = x.element_spec
+    elif isinstance(x, keras.utils.PyDataset):
+        x = x[0]
+    x = x[0] if isinstance(x, tuple) else x
+    if not all(hasattr(part, "shape") and hasattr(part, "dtype") for part in tf.nest.flatten(x)):
+        raise SpecError("fit", "the model has no weights yet.", BUILD)
+    return tf.nest.map_structure(
+        lambda part: tf.zeros([1, *(size or 1 for size in part.shape[1:])], part.dtype), x
+    )
 
 
 def _show_own_failures() -> None:

@@ -23,11 +23,14 @@ def init() -> Session:
         fix = "write KERAS_BACKEND=tensorflow, or with torch use paceline.init and its distribute."
         raise SpecError("paceline.tensorflow", problem, fix)
     session = sessions.init()
+    if session.has_joined:
+        problem = "this worker joins a job that runs, and TensorFlow's data are not divided anew."
+        raise SpecError("paceline.tensorflow", problem, "start the job with all its workers.")
     _keep_to_cores()
     if session.workers > 1:
         # tf.data shuffles by it: workers must draw the same order to divide it. A script that
         # seeds all workers alike overrides it.
-        number = agree(session, "tensorflow/seed", str(secrets.randbelow(2**31)))
+        number = agree(session, "tensorflow/seed", str(secrets.randbelow(2**31)), kept=True)
         tf.random.set_seed(int(number))
     return session
 

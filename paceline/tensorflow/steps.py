@@ -7,7 +7,8 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -84,22 +85,14 @@ class Common:
         clock.ready()
         clock.enter("exchange_exposed")
 
-    def noting_failures(self) -> "_Noting":
-        return _Noting(self)
-
-
-class _Noting:
-    """Keeps the error that passes through it."""
-
-    def __init__(self, common: Common) -> None:
-        self._common = common
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, PacelineError):
-            self._common.failure = error
+    @contextmanager
+    def noting_failures(self) -> Iterator[None]:
+        """Keep the error that passes through."""
+        try:
+            yield
+        except PacelineError as error:
+            self.failure = error
+            raise
 
 
 class Alone:

@@ -95,7 +95,9 @@ def test_a_dropped_gradient_is_noticed():
         ("server:mode=async", 1),
         pytest.param("server:mode=bounded,staleness=2", 1, marks=pytest.mark.slow),
         pytest.param("server:mode=quorum,placement=colocated", 0, marks=pytest.mark.slow),
-        pytest.param("average:every=4,outer=nesterov", 0, marks=pytest.mark.slow),
+        pytest.param(
+            "average:every=4,outer=nesterov,outer_momentum=0.3", 0, marks=pytest.mark.slow
+        ),
         pytest.param("average:every=3,overlap=true", 0, marks=pytest.mark.slow),
     ],
 )
@@ -104,7 +106,9 @@ def test_learns_at_its_own_pace(architecture, servers):
     losses = run_members(
         member("learn"), "adam", 4, workers=2, servers=servers, architecture=options
     )
-    assert all(np.isfinite(loss).all() and loss[-1] < 0.8 * loss[0] for loss in losses)
+    for loss in losses:
+        assert np.isfinite(loss).all()
+        assert loss[-1] < 0.8 * loss[0]
     assert losses[0] == losses[1]  # of all samples, so early stopping decides alike
 
 
