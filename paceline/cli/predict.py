@@ -61,6 +61,8 @@ def command(
     """Predict throughput over numbers of workers: what limits, and where more do not help."""
     from paceline import spec
     from paceline.cli import console
+    from paceline.data import names as data_sets
+    from paceline.errors import SpecError, suggest
     from paceline.predict import curve
     from paceline.predict import scorecard as scores
 
@@ -83,6 +85,9 @@ def command(
         "stack": stack,
         "engine": "predict",
     }
+    known = data_sets()
+    if data is not None and data not in known:
+        raise SpecError("--data", f'"{data}" is not a data set.', suggest(data, known))
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
     experiment = with_hosts(flags.experiment(base, given), per_host)
     numbers = parse_workers(workers or DEFAULT_WORKERS)
@@ -144,8 +149,12 @@ def parse_failures(mtbf: str | None, checkpoint_every: int) -> "Failures | None"
 def with_hosts(experiment: "spec.Experiment", per_host: int) -> "spec.Experiment":
     """Hosts of so many devices each; what an experiment file writes stays."""
     from paceline import spec
+    from paceline.errors import SpecError
 
-    if per_host < 1:
+    if per_host < 0:
+        problem = f"{per_host} workers on a host are none."
+        raise SpecError("--per-host", problem, "write how many devices a host has.")
+    if per_host == 0:
         return experiment
     host = spec.Host(workers=per_host)
     hosts = [host]
