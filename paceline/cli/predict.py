@@ -61,8 +61,6 @@ def command(
     """Predict throughput over numbers of workers: what limits, and where more do not help."""
     from paceline import spec
     from paceline.cli import console
-    from paceline.data import names as data_sets
-    from paceline.errors import SpecError, suggest
     from paceline.predict import curve
     from paceline.predict import scorecard as scores
 
@@ -85,17 +83,19 @@ def command(
         "stack": stack,
         "engine": "predict",
     }
-    known = data_sets()
-    if data is not None and data not in known:
-        raise SpecError("--data", f'"{data}" is not a data set.', suggest(data, known))
+    if data is not None:
+        check_data(data)
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
     experiment = with_hosts(flags.experiment(base, given), per_host)
+    failures = parse_failures(mtbf, checkpoint_every)
+    if timeline is not None:
+        console.check_target(timeline, "--timeline", may_exist=timeline.is_file())
     numbers = parse_workers(workers or DEFAULT_WORKERS)
     experiment = with_choice(experiment, max(numbers))
     if dry_run:
         console.out.print(spec.to_toml(experiment), markup=False)
         return
-    found = curve.scaling_curve(experiment, numbers, parse_failures(mtbf, checkpoint_every))
+    found = curve.scaling_curve(experiment, numbers, failures)
     if timeline is not None:
         _draw(experiment, max(numbers), timeline)
     if json:
@@ -113,8 +113,18 @@ def _draw(experiment: "spec.Experiment", workers: int, path: Path) -> None:
 
     drawn = Timeline()
     simulate(vary(experiment, workers=workers), timeline=drawn)
+    path.parent.mkdir(parents=True, exist_ok=True)
     drawn.write(path)
     console.err.print(f"timeline of {workers} workers: {path} (open it in Perfetto)", markup=False)
+
+
+def check_data(name: str) -> None:
+    """Loads torch, which a prediction needs for nothing else."""
+    from paceline import data
+    from paceline.errors import SpecError, suggest
+
+    if name not in data.names():
+        raise SpecError("--data", f'"{name}" is not a data set.', suggest(name, data.names()))
 
 
 def parse_workers(text: str) -> list[int]:

@@ -108,7 +108,6 @@ def check_applies(experiment: spec.Experiment) -> None:
     emulated = {
         "--link": cluster.link,
         "--dilation": cluster.dilation != 1,
-        "[[faults]]": experiment.faults,
         "[[cluster.hosts]]": cluster.hosts,
         "uplink": cluster.uplink,
         "inside": cluster.inside,

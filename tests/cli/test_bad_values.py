@@ -33,6 +33,7 @@ def nothing_begins(monkeypatch):
         "paceline.report.live.serve",
         "paceline.report.write_runs",
         "paceline.training.member.train_here",
+        "paceline.predict.clock.Clock.run",
     ):
         monkeypatch.setattr(place, reach)
     monkeypatch.setattr(time, "sleep", reach)

@@ -87,14 +87,12 @@ def test_nothing_is_written_where_nothing_can_be(in_empty_folder, capsys):
     assert "file is a file" in capsys.readouterr().err
 
 
-def test_faults_and_hosts_are_of_the_tunnel(in_empty_folder, capsys):
-    fault = '[[faults]]\nmember = "worker0"\nat_step = 1\nkind = "pause"\nseconds = 1.0\n'
-    for text in (fault, "[[cluster.hosts]]\ncount = 1\n"):
-        Path("e.toml").write_text(text)
-        with pytest.raises(SystemExit) as stop:
-            main.main(["train", "e.toml"])
-        assert stop.value.code == 2
-        assert "add --on tunnel" in capsys.readouterr().err
+def test_hosts_are_of_the_tunnel(in_empty_folder, capsys):
+    Path("e.toml").write_text("[[cluster.hosts]]\ncount = 1\n")
+    with pytest.raises(SystemExit) as stop:
+        main.main(["train", "e.toml"])
+    assert stop.value.code == 2
+    assert "add --on tunnel" in capsys.readouterr().err
 
 
 def test_dry_run_prints_an_experiment_that_can_be_run(in_empty_folder, capsys):
