@@ -12,6 +12,9 @@ BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e
 BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
+LARGEST_BYTES = 2**60
+"""More than any machine has; what is above is a mistake."""
+
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*")
 
 
@@ -19,7 +22,7 @@ def parse_bandwidth(text: str, where: str) -> float:
     """Return bits per second for text such as "10gbit"."""
     amount, unit = _split(text)
     name = re.sub("(it/s|its|ps)$", "it", unit.lower())
-    if amount > 0 and name in BITS_PER_SECOND:
+    if 0 < amount < 1e18 and name in BITS_PER_SECOND:
         return amount * BITS_PER_SECOND[name]
     if amount > 0 and unit in BYTES:
         problem = f'bandwidth "{text}" is in bytes, and links are rated in bits.'
@@ -33,9 +36,13 @@ def parse_bytes(text: str, where: str) -> int:
     amount, unit = _split(text)
     by_lower = {name.lower(): size for name, size in BYTES.items()}
     size = by_lower.get(unit.lower() or "b")
-    if amount > 0 and size is not None:
+    if size is not None and 0 < amount * size <= LARGEST_BYTES:
         return int(amount * size)
-    raise SpecError(where, f'size "{text}" is not a size above zero.', 'write it as "256KiB".')
+    raise SpecError(
+        where,
+        f'size "{text}" is not a size above zero that a machine can have.',
+        'write it as "256KiB".',
+    )
 
 
 def parse_seconds(text: str, where: str) -> float:

@@ -41,6 +41,7 @@ PROVIDED = {
 GIVEN = {
     "benchmarks/exchange.py": "what `member` and `shutil.which` returned: python or mpirun",
     "paceline/bench/peers/__init__.py": "the interpreter that the user named for a peer",
+    "paceline/cli/compare.py": "the interpreter that the user named for a peer",
     "paceline/launch/containers.py": "the engine that the user named: docker, podman, apptainer",
     "paceline/launch/lifeline.py": "the command line it is called with",
     "paceline/launch/process.py": "the member's command line",

@@ -1,5 +1,6 @@
 """`paceline advise`: which architecture, servers and settings for a goal, and why."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,7 @@ def command(
     from paceline.cli.predict import with_hosts
     from paceline.predict.advice import advise
 
-    _check(goal, samples, price, hosts)
+    _check(goal, samples, price, hosts, per_host)
     given = {
         "model": model,
         "batch": batch,
@@ -64,7 +65,7 @@ def command(
         _show(found)
 
 
-def _check(goal: str, samples: float, price: float, hosts: int) -> None:
+def _check(goal: str, samples: float, price: float, hosts: int, per_host: int) -> None:
     from paceline.errors import SpecError, suggest
 
     goals = ("throughput", "time", "cost")
@@ -75,6 +76,13 @@ def _check(goal: str, samples: float, price: float, hosts: int) -> None:
         raise SpecError("--samples", problem, "write --samples 1281167 for one epoch of ImageNet.")
     if goal == "cost" and price <= 0:
         raise SpecError("--price", "a cost needs a price.", "write --price 0.90 per host and hour.")
+    numbers = {"--samples": samples, "--price": price}
+    for flag, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise SpecError(flag, f"{number} is no amount.", "write a number above zero.")
+    if per_host < 1:
+        problem = f"{per_host} devices in a host are none."
+        raise SpecError("--per-host", problem, "write how many devices a host has.")
     if hosts < 1:
         raise SpecError("--hosts", f"{hosts} hosts are none.", "write how many hosts there are.")
 

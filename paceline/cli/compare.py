@@ -1,5 +1,6 @@
 """`paceline compare`: one workload over architectures, workers, networks and peers."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -61,12 +62,25 @@ def command(
 ) -> None:
     """Compare architectures, networks and peers on one workload: a table, a verdict, a page."""
     from paceline import spec
-    from paceline.bench.compare import ComparisonFolder
-    from paceline.cli import comparing, console
+    from paceline.bench import grid
+    from paceline.bench.compare import QUESTION, ComparisonFolder
+    from paceline.cli import comparing, console, training
     from paceline.errors import SpecError
 
+    texts = {"architectures": architectures, "peers": peers, "model": model, "data": data}
+    texts |= {"data-dir": data_dir, "on": on, "link": link, "device": device}
+    for name, text in {**texts, "container": container}.items():
+        if text is not None and not (text.strip() and text.isprintable()):
+            problem = f"{text!r} names nothing."
+            raise SpecError(f"--{name}", problem, "leave it out, or write what is meant.")
+    if steps == 0 or (repeats is not None and not 1 <= repeats <= 1000):
+        flag, number = ("--steps", steps) if steps == 0 else ("--repeats", repeats)
+        raise SpecError(flag, f"{number} are none, or too many.", "write a number above zero.")
     pythons = _pythons(peer_python or [])
     if resume is not None:
+        if not (resume / QUESTION).is_file():
+            problem = f"{resume} is not a comparison's folder: it has no {QUESTION}."
+            raise SpecError("--resume", problem, "name one that `paceline compare` made.")
         comparing.run(ComparisonFolder.open(resume), pythons, json=json, verbose=verbose, page=page)
         return
     base = spec.load_comparison(file) if file else spec.Comparison(experiment=spec.Experiment())
@@ -96,6 +110,13 @@ def command(
     }
     comparison = spec.vary(base, fields, axes)
     comparing.check(comparison)
+    engines = comparison.compare.engines or (comparison.experiment.engine,)
+    for flag, given in {"--link": link, "--device": device}.items():
+        if given is not None and set(engines) == {"here"}:
+            problem = "it is of emulated hosts, and all runs are on this machine as it is."
+            raise SpecError(flag, problem, "leave it out, or add --on tunnel.")
+    for cell in grid.cells(comparison):
+        training.check_applies(cell.experiment)
     if dry_run:
         console.print_question(comparison, json=json)
         return
@@ -139,11 +160,15 @@ def _architectures(text: str | None) -> list[str] | None:
 def _pythons(given: list[str]) -> dict[str, str]:
     """Peer -> interpreter; the empty name stands for all peers."""
     from paceline.bench.peers import peer
+    from paceline.errors import SpecError
 
     pythons: dict[str, str] = {}
     for text in given:
         name, equals, python = text.partition("=")
         pythons[peer(name, "--peer-python").name if equals else ""] = python or text
+        if not shutil.which(python or text):
+            problem = f"{python or text!r} is not a program."
+            raise SpecError("--peer-python", problem, "write the path of a Python interpreter.")
     return pythons
 
 

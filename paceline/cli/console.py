@@ -1,5 +1,6 @@
 """How verbs talk: progress on stderr, results on stdout, JSON when asked."""
 
+import os
 import sys
 import time
 import tomllib
@@ -20,6 +21,7 @@ from rich.progress import (
 )
 
 from paceline import spec
+from paceline.errors import SpecError
 
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
@@ -47,10 +49,24 @@ def print_question(question: spec.Experiment | spec.Comparison, *, json: bool) -
 def new_run_path(name: str, asked: Path | None) -> Path:
     """Where a run goes: as asked, or runs/<time>-<name>, with a number when that is taken."""
     if asked is not None:
+        check_target(asked)
         return asked
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     candidates = [Path("runs") / stem, *(Path("runs") / f"{stem}-{n}" for n in range(2, 1000))]
     return next(path for path in candidates if not path.exists())
+
+
+def check_target(path: Path, flag: str = "--out", *, may_exist: bool = False) -> None:
+    """Raise SpecError where nothing can be written, before anything is begun."""
+    if path.exists() and not may_exist:
+        raise SpecError(flag, f"{path} exists.", "name a folder that does not exist yet.")
+    above = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if above != path and not above.is_dir():
+        problem = f"{path} cannot be made: {above} is a file."
+        raise SpecError(flag, problem, "name a place below a folder.")
+    if not os.access(above, os.W_OK):
+        problem = f"{path} cannot be written: {above} may not be written to."
+        raise SpecError(flag, problem, "name a place where you may write.")
 
 
 class Steps:

@@ -25,8 +25,11 @@ def command(
     from paceline import bench, spec
     from paceline.bench.compare import ComparisonFolder
     from paceline.cli import comparing, console
-    from paceline.errors import MissingError
+    from paceline.errors import MissingError, SpecError
     from paceline.tunnel.namespaces import require_rights
+
+    if steps is not None and steps < 1:
+        raise SpecError("--steps", f"{steps} steps are none.", "write a number above zero.")
 
     demo = spec.load_comparison(Path(bench.__file__).parent / "demo.toml")
     try:

@@ -43,6 +43,11 @@ def command(
         tunnel=on == "tunnel",
         container=parse_container(container).engine if container else "",
     )
+    if not 1 <= workers <= 1024:
+        problem = f"{workers} members cannot be examined here."
+        raise SpecError("--workers", problem, "write how many there are, 1 to 1024.")
+    if not 1 <= port < 2**16:
+        raise SpecError("--port", f"{port} is not a port.", "write one from 1 to 65535.")
     asked = [name.strip() for name in hosts.split(",") if name.strip()]
     seconds = parse_seconds(deadline, "--deadline")
     identity, examination = checkup.examine(workers, asked, port, seconds)

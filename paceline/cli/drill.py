@@ -79,6 +79,7 @@ def command(
         *(spec.parse_fault("cut", text) for text in cut or ()),
         *(spec.parse_fault("slow", text) for text in slow or ()),
     ]
+    training.check_applies(asked)
     asked = _disturbed(training.resolved(asked), faults, restarts)
     if dry_run:
         console.print_question(asked, json=json)

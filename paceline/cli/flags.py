@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import spec
+from paceline.errors import SpecError
 
 Architecture = Annotated[
     str | None,
@@ -36,9 +37,38 @@ Out = Annotated[
 ]
 
 
+NOT_ZERO = ("batch", "global_batch", "steps", "epochs", "one_device")
+"""In a file 0 means "left out"; who writes a flag means something."""
+
+NOT_EMPTY = (
+    "model",
+    "data",
+    "data_dir",
+    "link",
+    "inside",
+    "device",
+    "container",
+    "resume",
+    "stack",
+)
+
+
+def _refuse_nothing(name: str, value: Any) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    if name in NOT_ZERO and value == 0:
+        raise SpecError(flag, "0 of it is none.", "leave it out, or write a number above zero.")
+    if name in NOT_EMPTY and not str(value).strip():
+        raise SpecError(flag, "it is empty.", "leave it out, or write what is meant.")
+    if isinstance(value, str) and not value.isprintable():
+        problem = f"{value!r} holds a character that cannot be printed."
+        raise SpecError(flag, problem, "write it on one line.")
+
+
 def experiment(base: spec.Experiment, flags: dict[str, Any]) -> spec.Experiment:
     """`base` with every flag that was given (is not None) put in its place."""
     given = {name: value for name, value in flags.items() if value is not None}
+    for name, value in given.items():
+        _refuse_nothing(name, value)
     if "architecture" in given:
         given["architecture"] = spec.parse_architecture(given["architecture"])
     if given.get("batch") and base.workload.global_batch:

@@ -37,6 +37,7 @@ def command(
     if listen is not None:
         _listen(listen)
         return
+    _check_request(on, link, chart)
     limit = parse_bytes(largest, "--largest")
     sizes = [size for size in SIZES_BYTES if size <= limit]
     pairs = []
@@ -51,6 +52,24 @@ def command(
         console.print_json({key: value for key, value in answer.items() if value is not None})
     else:
         _print(pairs)
+
+
+def _check_request(on: str, link: str | None, chart: Path | None) -> None:
+    """Before anything is measured: what would be left out, and what could not be written."""
+    from paceline.cli import console
+    from paceline.errors import SpecError
+    from paceline.spec import parse_link
+
+    if link is not None:
+        parse_link(link, "--link")
+        if on != "tunnel":
+            problem = "real cables have the rate they have."
+            raise SpecError("--link", problem, "leave it out, or add --on tunnel.")
+    if chart is not None:
+        console.check_target(chart, "--chart", may_exist=chart.is_file())
+        if chart.suffix not in (".html", ".svg", ".png"):
+            problem = f"{chart} is neither .html nor .svg nor .png."
+            raise SpecError("--chart", problem, "write such as --chart net.svg.")
 
 
 def _pairs(
@@ -82,10 +101,18 @@ def _listen(text: str) -> None:
     import socket
 
     from paceline.cli import console
+    from paceline.errors import SpecError
     from paceline.tunnel import netpipe
 
     key, address = _key(), netpipe.parse_address(text)
-    with socket.create_server(address) as listener:
+    try:
+        listener = socket.create_server(address)
+    except OSError as error:
+        problem = f'"{text}" cannot be listened at: {error.strerror}.'
+        raise SpecError(
+            "--listen", problem, "write an address of this host: 0.0.0.0:7717."
+        ) from None
+    with listener:
         where = f"{address[0]}:{listener.getsockname()[1]}"
         console.err.print(f"agent at {where}; ctrl-C ends it")
         netpipe.serve(listener, key)
@@ -127,8 +154,6 @@ def _draw(pairs: list[dict[str, Any]], path: Path) -> None:
     """NetPIPE's curve: bandwidth against message size, a line for each pair and direction."""
     import altair
 
-    from paceline.errors import SpecError
-
     ways = {"bits_per_second": "one direction", "both_bits_per_second": "each of both"}
     rows = [
         {
@@ -152,7 +177,4 @@ def _draw(pairs: list[dict[str, Any]], path: Path) -> None:
         )
         .properties(width=640, height=360)
     )
-    if path.suffix not in (".html", ".svg", ".png"):
-        problem = f"{path} is neither .html nor .svg nor .png."
-        raise SpecError("--chart", problem, "write such as --chart net.svg.")
     chart.save(str(path), inline=True) if path.suffix == ".html" else chart.save(str(path))

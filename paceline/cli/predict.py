@@ -89,14 +89,19 @@ def command(
         "stack": stack,
         "engine": "predict",
     }
+    if data is not None:
+        check_data(data)
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
     experiment = with_hosts(flags.experiment(base, given), per_host)
+    failures = parse_failures(mtbf, checkpoint_every)
+    if timeline is not None:
+        console.check_target(timeline, "--timeline", may_exist=timeline.is_file())
     numbers = parse_workers(workers or DEFAULT_WORKERS)
     experiment = with_choice(experiment, max(numbers))
     if dry_run:
         console.out.print(spec.to_toml(experiment), markup=False)
         return
-    found = curve.scaling_curve(experiment, numbers, parse_failures(mtbf, checkpoint_every))
+    found = curve.scaling_curve(experiment, numbers, failures)
     if timeline is not None:
         _draw(experiment, max(numbers), timeline)
     if chakra is not None:
@@ -117,8 +122,18 @@ def _draw(experiment: "spec.Experiment", workers: int, path: Path) -> None:
 
     drawn = Timeline()
     simulate(vary(experiment, workers=workers), timeline=drawn)
+    path.parent.mkdir(parents=True, exist_ok=True)
     drawn.write(path)
     console.err.print(f"timeline of {workers} workers: {path} (open it in Perfetto)", markup=False)
+
+
+def check_data(name: str) -> None:
+    """Loads torch, which a prediction needs for nothing else."""
+    from paceline import data
+    from paceline.errors import SpecError, suggest
+
+    if name not in data.names():
+        raise SpecError("--data", f'"{name}" is not a data set.', suggest(name, data.names()))
 
 
 def parse_workers(text: str) -> list[int]:
@@ -153,8 +168,12 @@ def parse_failures(mtbf: str | None, checkpoint_every: int) -> "Failures | None"
 def with_hosts(experiment: "spec.Experiment", per_host: int) -> "spec.Experiment":
     """Hosts of so many devices each; what an experiment file writes stays."""
     from paceline import spec
+    from paceline.errors import SpecError
 
-    if per_host < 1:
+    if per_host < 0:
+        problem = f"{per_host} workers on a host are none."
+        raise SpecError("--per-host", problem, "write how many devices a host has.")
+    if per_host == 0:
         return experiment
     host = spec.Host(workers=per_host)
     hosts = [host]

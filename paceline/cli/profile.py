@@ -1,5 +1,7 @@
 """`paceline profile`: per-layer times and sizes of a model on the device at hand, as a file."""
 
+import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,9 @@ def command(
 ) -> None:
     """Measure forward and backward seconds of each layer; `tunnel` and `predict` use the file."""
     from paceline.cli import console
+    from paceline.errors import SpecError
+    from paceline.spec.base import LARGEST
+    from paceline.spec.cluster import MOST_THREADS
     from paceline.spec.profile import save_profile
 
     _check("--device", device, ("cpu", "cuda"))
@@ -40,8 +45,20 @@ def command(
     if precision == "tf32" and device == "cpu":
         _check("--precision", precision, ("float32", "bfloat16"))
     _check("--layout", layout, ("channels-first", "channels-last"))
+    for flag, number in {"--batch": batch, "--repeats": repeats, "--threads": threads or 1}.items():
+        if not 1 <= number <= LARGEST or threads == 0:
+            raise SpecError(flag, f"{number} is none, or too many.", "write a number above zero.")
+    if threads is not None and threads > MOST_THREADS:
+        problem = f"{threads} are more than any machine has cores."
+        raise SpecError("--threads", problem, "leave it out for one.")
+    if name is not None and not re.fullmatch(r"[\w .:+=,-]+", name):
+        problem = f"{name!r} cannot name a device."
+        raise SpecError("--name", problem, "use letters, digits and dashes.")
+    if out is not None:
+        console.check_target(out, may_exist=out.is_file())
     profile = _measure(model, batch, device, precision, layout, shape, threads, repeats, name)
     path = out or Path(f"{profile.device}-{model.replace(':', '-')}-{precision}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_profile(profile, path)
     if json:
         console.print_json(profile)
@@ -75,6 +92,7 @@ def _measure(
     from paceline.cli import console
     from paceline.errors import MissingError, SpecError
     from paceline.models import profiling
+    from paceline.spec.base import LARGEST
     from paceline.spec.profile import DeviceProfile
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -83,6 +101,8 @@ def _measure(
     described = models.info(model)
     try:
         given = tuple(int(part) for part in shape.split("x")) if shape else None
+        if given is not None and not (min(given) >= 1 and math.prod(given) * batch <= LARGEST):
+            raise ValueError
     except ValueError:
         raise SpecError("--shape", f'"{shape}" is no shape.', "write it as 3x224x224.") from None
     input_shape = given or (described.input_shape if described else None)

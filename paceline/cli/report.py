@@ -27,9 +27,12 @@ def command(
     """Write one page that needs no network: verdict, charts (also as SVG and PNG), tables, CSV."""
     import webbrowser
 
+    from paceline.cli.console import check_target
     from paceline.cli.console import out as console
     from paceline.report.exports import export as export_run
 
+    if out is not None:
+        check_target(out, may_exist=out.is_dir())
     target = out or folders[0] / ("exports" if export else "report")
     if export:
         for run in _runs(folders):

@@ -35,6 +35,8 @@ def command(
         return
     if not names:
         raise SpecError("reproduce", "no experiment is named.", "see `paceline reproduce --list`.")
+    if data_dir is not None and not (data_dir and Path(data_dir).is_dir()):
+        raise SpecError("--data-dir", f"there is no folder {data_dir!r}.", "check the path.")
     chosen = [_sized(preset, quick, data_dir) for preset in papers.find(names)]
     if dry_run:
         for comparison in chosen:

@@ -75,6 +75,7 @@ def command(
     experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
     if training.is_member(os.environ):
         training.run_as_member(experiment)
+    training.check_applies(experiment)
     experiment = training.resolved(experiment)
     if dry_run:
         console.print_question(experiment, json=json)

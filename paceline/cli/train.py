@@ -110,6 +110,7 @@ def command(
             training.run_as_member(experiment)
         training.train_as_member(experiment, out, json)
         return
+    training.check_applies(experiment)
     experiment = training.resolved(experiment)
     if dry_run:
         console.print_question(experiment, json=json)

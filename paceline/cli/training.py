@@ -1,6 +1,7 @@
 """What `train` and `run` share: resolve, run, show."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,13 +16,16 @@ from rich.table import Table
 from paceline import architectures, data, engines, models, record, spec
 from paceline.cli import console
 from paceline.cli.streams import MemberStreams
-from paceline.errors import MemberError, SpecError, suggest
+from paceline.errors import MemberError, MissingError, SpecError, suggest
 from paceline.explain import conclude
-from paceline.launch import Identity, identify, joining
+from paceline.launch import Identity, identify, joining, parse_container
 from paceline.launch.identity import TORCH_VARIABLES
 from paceline.predict.advice import choose
 from paceline.record import RunFolder, Summary, checkpoints
 from paceline.units import format_bytes, format_seconds
+
+MOST_MEMBERS = 1024
+"""Processes on one machine; a job of more is a mistake, or many hosts'."""
 
 
 def is_member(environ: Mapping[str, str]) -> bool:
@@ -37,6 +41,11 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
         return with_choice(experiment)
     if workload.resume:
         experiment = _going_on(experiment)
+    if ":" in workload.model and not re.fullmatch(r"[\w.]+:[\w.]+", workload.model):
+        problem = f'"{workload.model}" is not "module:function".'
+        raise SpecError("--model", problem, "write such as package.models:network.")
+    if workload.data_dir and not Path(workload.data_dir).is_dir():
+        raise SpecError("--data-dir", f"there is no folder {workload.data_dir}.", "check the path.")
     described = models.info(workload.model)
     if workload.data not in data.names():
         problem = f'"{workload.data}" is not a data set.'
@@ -85,6 +94,35 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
     return spec.replace(experiment, architecture=chosen)
 
 
+def check_applies(experiment: spec.Experiment) -> None:
+    """Raise for what this engine would leave out in silence, or this machine cannot do."""
+    cluster, members = experiment.cluster, experiment.cluster.workers + experiment.num_servers
+    if experiment.engine != "predict" and members > MOST_MEMBERS:
+        problem = f"{members} members are more than one machine starts."
+        fix = f"write {MOST_MEMBERS} or fewer, or ask --on predict."
+        raise SpecError("--workers", problem, fix)
+    if cluster.container:
+        parse_container(cluster.container)
+    if experiment.engine != "here":
+        return
+    emulated = {
+        "--link": cluster.link,
+        "--dilation": cluster.dilation != 1,
+        "[[cluster.hosts]]": cluster.hosts,
+        "uplink": cluster.uplink,
+        "inside": cluster.inside,
+    }
+    for name, given in emulated.items():
+        if given:
+            problem = "it is of emulated hosts, and this run is on this machine as it is."
+            raise SpecError(name, problem, "leave it out, or add --on tunnel.")
+    if cluster.device not in ("cpu", "cuda"):
+        problem = f'"{cluster.device}" is emulated, and this run computes on what is here.'
+        raise SpecError("--device", problem, "leave it out, or add --on tunnel or --on predict.")
+    if cluster.device == "cuda" and not _gpus():
+        raise MissingError("this machine has no GPU that torch can use.", "leave --device out.")
+
+
 def check_script(script: spec.Script) -> None:
     """Raise SpecError where there is no such program."""
     if script.path:
@@ -110,8 +148,6 @@ def train(
     script = experiment.workload.script
     name = experiment.name or f"{experiment.workload.model}-{_short(experiment)}"
     path = console.new_run_path(name.replace(":", "-").replace("/", "-"), out)
-    if path.exists():
-        raise SpecError("--out", f"{path} exists.", "name a folder that does not exist yet.")
     with _watched(path) if watch else nullcontext():
         folder = measure(experiment, path, shows_stdout=not json)
     show(folder, json, console.out if script is None else console.err)

@@ -19,8 +19,13 @@ def command(
 
     from paceline.cli import console
     from paceline.cli.runs import open_run
+    from paceline.errors import SpecError
     from paceline.report import live
 
+    if not 0 <= port < 2**16:
+        problem = f"{port} is not a port."
+        raise SpecError("--port", problem, "write one up to 65535, or leave it out for a free one.")
+    console.check_target(run, "RUN", may_exist=True)
     try:
         _wait_for(run)
     except KeyboardInterrupt:

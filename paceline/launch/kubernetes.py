@@ -17,6 +17,21 @@ PORT = 29400
 Manifest = dict[str, Any]
 
 
+MOST = 1_000_000
+WORDS = {
+    "image": r"[A-Za-z0-9][\w.:/@+-]*",
+    "cores": r"(\d+(\.\d+)?|\d+m)",
+    "memory": r"(\d+(\.\d+)?([KMGTP]i?|k)?)?",
+    "shared_memory": r"\d+(\.\d+)?([KMGTP]i?|k)?",
+}
+FIXES = {
+    "image": "write such as registry/paceline:1.0.",
+    "cores": 'write "2" or "500m".',
+    "memory": 'write "4Gi".',
+    "shared_memory": 'write "1Gi".',
+}
+
+
 class PodJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the manifests ask Kubernetes for."""
 
@@ -44,6 +59,14 @@ class PodJob(msgspec.Struct, frozen=True, kw_only=True):
         if self.workers < 1 or self.servers < 0:
             problem = f"{self.workers} workers and {self.servers} servers."
             raise SpecError(where, problem, "ask for at least one worker.")
+        if not 0 <= self.gpus <= MOST or self.workers + self.servers > MOST:
+            problem = f"{self.workers + self.servers} members with {self.gpus} GPUs each."
+            raise SpecError(where, problem, "ask for as many as there are.")
+        for name, pattern in WORDS.items():
+            if not re.fullmatch(pattern, getattr(self, name)):
+                flag = f"--{name.replace('_', '-')}"
+                problem = f"{getattr(self, name)!r} is not as Kubernetes writes it."
+                raise SpecError(flag, problem, FIXES[name])
         if not self.command:
             fix = "write it after two dashes: `paceline kubernetes … -- paceline train …`."
             raise SpecError(where, "there is no command to run.", fix)

@@ -19,6 +19,21 @@ FIRST_PORT, PORTS = 16384, 16000
 STEP_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 
 
+MOST = 1_000_000
+WORDS = {
+    "name": r"[A-Za-z0-9][\w.+-]{0,63}",
+    "partition": r"[\w.,-]*",
+    "time": r"(\d+(-\d+)?(:\d+){0,2})?",
+}
+"""What may stand in a line of a batch script: no word of these ends the line or begins another."""
+
+FIXES = {
+    "name": "use letters, digits, dots and dashes.",
+    "partition": "write its name, or several with commas.",
+    "time": "write it as Slurm does: 30 (minutes), 2:00:00 or 1-12.",
+}
+
+
 class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch script asks Slurm for."""
 
@@ -50,6 +65,13 @@ def batch_script(job: BatchJob) -> str:
         given = f"{job.workers} workers and {job.servers} servers on {job.hosts} hosts"
         fix = "ask for at least one worker, and at most as many hosts as members."
         raise SpecError("paceline slurm", f"{given} cannot be placed.", fix)
+    if job.cores < 1 or job.gpus < 0 or members > MOST or max(job.cores, job.gpus) > MOST:
+        given = f"{members} members with {job.cores} cores and {job.gpus} GPUs each"
+        raise SpecError("paceline slurm", f"{given} make no job.", "ask for one core or more.")
+    for name, pattern in WORDS.items():
+        if not re.fullmatch(pattern, getattr(job, name)):
+            problem = f"{getattr(job, name)!r} is no {name} that Slurm takes."
+            raise SpecError(f"--{name}", problem, FIXES[name])
     asked = {
         "job-name": job.name,
         "nodes": job.hosts,

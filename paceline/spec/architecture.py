@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import SpecError, suggest
-from paceline.spec.base import Spec, require
+from paceline.spec.base import LARGEST_QUANTITY, Spec, check_numbers, require
 from paceline.units import parse_bytes
 
 Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
@@ -172,8 +172,18 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
     """Let the averaging run during the next local steps and apply it one round late."""
 
     def __post_init__(self) -> None:
+        where = "architecture average"
         problem = f"every = {self.every} is not at least 1."
-        require(self.every >= 1, "architecture average", problem, "write 1 to average each step.")
+        require(self.every >= 1, where, problem, "write 1 to average each step.")
+        problem = f"outer_learning_rate = {self.outer_learning_rate:g} is not above zero."
+        require(self.outer_learning_rate > 0, where, problem, "write 0.7.")
+        problem = f"outer_momentum = {self.outer_momentum:g} is not in [0, 1)."
+        require(0 <= self.outer_momentum < 1, where, problem, "write 0.9.")
+        unused = (
+            "outer_learning_rate and outer_momentum are of an outer optimizer, and there is none."
+        )
+        asked = (self.outer_learning_rate, self.outer_momentum) != (0.7, 0.9)
+        require(self.outer != "none" or not asked, where, unused, "add outer=nesterov.")
 
     @property
     def exclusive(self) -> bool:
@@ -217,7 +227,7 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
         except ValueError:
             weights = (-1.0,)
         problem = f'shares = "{self.shares}" are no weights.'
-        fits = all(weight > 0 for weight in weights)
+        fits = all(0 < weight <= LARGEST_QUANTITY for weight in weights)
         require(fits, "architecture replicated", problem, "write one for each device, as 3/1.")
         return weights
 
@@ -303,7 +313,9 @@ def parse_architecture(text: str, where: str = "--architecture") -> Architecture
             raise SpecError(where, f'"{key}" is not an option of {name}.', fix)
         fields[key] = value
     try:
-        return msgspec.convert({"name": name, **fields}, kind, strict=False)
+        made = msgspec.convert({"name": name, **fields}, kind, strict=False)
+        check_numbers(made, where)
+        return made
     except msgspec.ValidationError as error:
         problem = f'"{text}": {_plain(str(error))}.'
         raise SpecError(where, problem, f"see `paceline train --help`, {name}'s options.") from None

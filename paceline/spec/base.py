@@ -11,6 +11,30 @@ class Spec(
     """Base of all a user may write. Quantities stay strings as written; properties give numbers."""
 
 
+LARGEST = 2**31 - 1
+"""No count of anything a user may write is above it."""
+
+LARGEST_QUANTITY = 1e15
+
+
+def check_numbers(value: object, where: str) -> None:
+    """Raise SpecError for a number in a structure that no quantity can be: infinite, not a number,
+    or larger than anything that could be counted."""
+    if not isinstance(value, msgspec.Struct):
+        return
+    for name in value.__struct_fields__:
+        part = getattr(value, name)
+        items = part if isinstance(part, tuple) else (part,)
+        for item in items:
+            check_numbers(item, where)
+            if isinstance(item, float):
+                problem = f"{name} = {item} is not a number that can be reckoned with."
+                require(abs(item) <= LARGEST_QUANTITY, where, problem, "write a finite number.")
+            elif isinstance(item, int) and name != "seed":
+                problem = f"{name} = {item} is too large."
+                require(abs(item) <= LARGEST, where, problem, f"write {LARGEST} or less.")
+
+
 def require(condition: bool, where: str, problem: str, fix: str) -> None:
     """Raise SpecError unless `condition` holds."""
     if not condition:

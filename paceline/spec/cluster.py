@@ -30,6 +30,9 @@ Rates on paper: 16 lanes of PCIe, six NVLinks of a V100 or twelve of an A100, on
 the predictor's business (predict/stacks.toml)."""
 
 
+MOST_THREADS = 4096
+
+
 class Host(Spec, frozen=True, kw_only=True):
     """One host, or `count` alike. The tunnel builds it; `predict` models it."""
 
@@ -52,6 +55,9 @@ class Host(Spec, frozen=True, kw_only=True):
         where = "[[cluster.hosts]]"
         problem = f"count = {self.count} is not at least 1."
         require(self.count >= 1, where, problem, "leave it out for one host.")
+        for name in ("workers", "servers"):
+            value = getattr(self, name)
+            require(value >= 0, where, f"{name} = {value} is negative.", "write 0 or more.")
         problem = f"slowdown = {self.slowdown:g} is not above zero."
         require(self.slowdown > 0, where, problem, "write 2.0 for a device at half speed.")
         problem = f"jitter_fraction = {self.jitter_fraction:g} is not in [0, 1)."
@@ -124,6 +130,8 @@ class Cluster(Spec, frozen=True, kw_only=True):
         require(self.servers >= 0, where, problem, "write 0 or more.")
         problem = f"threads = {self.threads} is negative."
         require(self.threads >= 0, where, problem, "leave it out for a fair share of the cores.")
+        problem = f"threads = {self.threads} is more than any machine has cores."
+        require(self.threads <= MOST_THREADS, where, problem, "leave it out for a fair share.")
         problem = f"{len(self.shares)} shares for {self.workers} workers."
         fits = not self.shares or len(self.shares) == self.workers
         require(fits, where, problem, "write one weight per worker.")

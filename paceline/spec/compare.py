@@ -127,6 +127,9 @@ def load_comparison(path: Path) -> Comparison:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(str(path), "there is no such file.", "check the path.") from None
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}."
+        raise SpecError(str(path), problem, "name a file that can be.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
     axes, quick = tables.pop("compare", {}), tables.pop("quick", {})

@@ -18,7 +18,7 @@ from paceline.spec.architecture import (
     architecture_name,
 )
 from paceline.spec.architecture import parse_architecture as parse_architecture
-from paceline.spec.base import Spec, require
+from paceline.spec.base import Spec, check_numbers, require
 from paceline.spec.cluster import Cluster
 from paceline.spec.faults import Fault
 from paceline.spec.prediction import Prediction
@@ -125,6 +125,9 @@ def load(path: Path) -> Experiment:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(str(path), "there is no such file.", "check the path.") from None
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}."
+        raise SpecError(str(path), problem, "name a file that can be.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
     return from_tables(tables, str(path))
@@ -138,7 +141,9 @@ def from_tables(tables: dict[str, Any], where: str) -> Experiment:
         tables["architecture"] = msgspec.to_builtins(parsed)
     _refuse_unknown(tables, Experiment, where, "")
     try:
-        return msgspec.convert(tables, Experiment)
+        made = msgspec.convert(tables, Experiment)
+        check_numbers(made, where)
+        return made
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SpecError):
             raise error.__cause__ from None

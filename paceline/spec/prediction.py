@@ -24,6 +24,8 @@ class Prediction(Spec, frozen=True, kw_only=True):
         problem = f"one_device = {self.one_device:g} is negative."
         fix = "write the samples per second of one device, or leave it out."
         require(self.one_device >= 0, where, problem, fix)
+        problem = f"one_device_batch = {self.one_device_batch} is negative."
+        require(self.one_device_batch >= 0, where, problem, "write a batch above zero.")
         if self.model_size:
             parse_bytes(self.model_size, f"{where}, model_size")
 

@@ -1,12 +1,13 @@
 """What is trained: model, data, batch, length, optimizer; or a script that brings its own."""
 
+import math
 import shlex
 from pathlib import PurePath
 from typing import Literal
 
 import msgspec
 
-from paceline.spec.base import Spec, require
+from paceline.spec.base import LARGEST, Spec, require
 
 
 class Optimizer(Spec, frozen=True, kw_only=True):
@@ -26,6 +27,13 @@ class Optimizer(Spec, frozen=True, kw_only=True):
         where = "[workload.optimizer]"
         problem = f"learning_rate = {self.learning_rate:g} is not above zero."
         require(self.learning_rate > 0, where, problem, "write a rate such as 0.05.")
+        problem = f"learning_rate = {self.learning_rate:g} is larger than any weight."
+        require(self.learning_rate <= 1e6, where, problem, "write a rate such as 0.05.")
+        for name in ("momentum", "weight_decay"):
+            value = getattr(self, name)
+            require(value >= 0, where, f"{name} = {value:g} is negative.", "write 0 or more.")
+        problem = f"trust = {self.trust:g} is not above zero."
+        require(self.trust > 0, where, problem, "write 0.001.")
         uses_momentum = self.name in ("sgd", "rmsprop", "lars")
         problem = f"momentum does not apply to {self.name}."
         require(not self.momentum or uses_momentum, where, problem, "leave it out, or use sgd.")
@@ -57,6 +65,10 @@ class Schedule(Spec, frozen=True, kw_only=True):
         require(needs, where, "a step schedule has no every_steps.", "add every_steps = 1000.")
         problem = f"warmup_steps = {self.warmup_steps} is negative."
         require(self.warmup_steps >= 0, where, problem, "write 0 or more.")
+        problem = f"every_steps = {self.every_steps} is negative."
+        require(self.every_steps >= 0, where, problem, "write 0 or more.")
+        problem = f"factor = {self.factor:g} is not above zero."
+        require(self.factor > 0, where, problem, "write 0.1.")
         problem = f"base_batch = {self.base_batch} is negative."
         require(self.base_batch >= 0, where, problem, "write the batch the rate was found for.")
         both = "scale_with_workers and base_batch both scale the rate."
@@ -171,6 +183,14 @@ class Workload(Spec, frozen=True, kw_only=True):
         require(not (self.steps and self.epochs), where, both, "keep one of them.")
         problem = f"label_smoothing = {self.label_smoothing:g} is not in [0, 1)."
         require(0 <= self.label_smoothing < 1, where, problem, "write 0.1 for ten percent.")
+        problem = f"epochs = {self.epochs:g} are more than can be counted."
+        require(not self.epochs > LARGEST, where, problem, "write how often the data is seen.")
+        problem = f"seed = {self.seed} is not within 64 bits."
+        require(-(2**63) <= self.seed < 2**63, where, problem, "write a smaller one.")
+        positive = all(size >= 1 for size in self.input_shape)
+        fits = positive and math.prod(self.input_shape) <= LARGEST
+        problem = f"input_shape = {list(self.input_shape)} is no shape of a sample."
+        require(fits, where, problem, "write sizes above zero, such as [3, 32, 32].")
         problem = f"accumulate = {self.accumulate} is not at least 1."
         require(self.accumulate >= 1, where, problem, "write 1 for no accumulation.")
 

@@ -32,6 +32,7 @@ from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
+from paceline.training.numbers import Numbers
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
 from paceline.training.timing import Passes, Timed
 
@@ -67,7 +68,8 @@ class Session:
         self._folder = folder
         self._stack = ExitStack()
         self._loss: Tensor | None = None
-        self._open_step: tuple[Step, Tensor | None] | None = None
+        self._numbers = Numbers()
+        self._open_step: tuple[Step, Tensor | None, Tensor | None] | None = None
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
         once one has joined."""
@@ -217,6 +219,8 @@ class Session:
         mix_in(model, Timed, _paceline_passes=self._passes[-1])
         for optimizer in optimizers:
             self._follow(optimizer)
+        if number == 0 and self.recorder is not None:
+            self._numbers.watch(trained.tensors)
         if self._watches:
             self.watch_gradients()
         if self.workers > 1 and number == 0:
@@ -367,7 +371,8 @@ class Session:
         entry.learning_rate = None if rate is None else float(rate)
         self.recent.append(entry)
         self._write_open_step()
-        self._open_step, self._loss = (entry, self._loss), None
+        self._open_step = (entry, self._loss, self._numbers.take())
+        self._loss = None
         self.step += 1
         for passes in self._passes:
             passes.samples = 0
@@ -377,10 +382,13 @@ class Session:
     def _write_open_step(self) -> None:
         """A step is written one step late, when reading its loss no longer stalls a GPU."""
         if self._open_step is not None:
-            entry, loss = self._open_step
+            entry, loss, seen = self._open_step
             self.clock.complete(entry)
             entry.loss = None if loss is None else float(loss)
+            complaint = self._numbers.complaint(self.identity.name, entry.step, entry.loss, seen)
             if self.recorder is not None:
+                if complaint:
+                    self.recorder.note(complaint, "warning", entry.step)
                 self.recorder.add_step(entry)
         self._open_step = None
 

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import select
 import socket
 import statistics
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from paceline.errors import DeadlineError, ExchangeError
+from paceline.errors import DeadlineError, ExchangeError, SpecError
 from paceline.tunnel.namespaces import die_with_parent
 
 DEFAULT_PORT = 7717
@@ -125,7 +126,11 @@ def wait_for(agents: dict[str, tuple[str, int]], key: str, seconds: float = 20.0
 
 def parse_address(text: str) -> tuple[str, int]:
     """Return host and port of "host:port"; the port may be left out."""
-    host, _, port = text.partition(":")
+    host, colon, port = text.partition(":")
+    known = re.fullmatch(r"[\w.-]+", host, re.ASCII) and (port.isdecimal() or not colon)
+    if not known or not 0 <= int(port or DEFAULT_PORT) < 2**16:
+        fix = "write such as node1 or 10.0.0.1:7717."
+        raise SpecError("host", f"{text!r} is not a host, or a host and a port.", fix)
     return host, int(port) if port else DEFAULT_PORT
 
 

@@ -28,6 +28,22 @@ from paceline.cli import main
         (["train", "absent.toml"], "there is no such file"),
         (["run", "absent.py"], "there is no file absent.py"),
         (["trian"], "train"),
+        (["train", "--epochs", "inf"], "epochs = inf"),
+        (["train", "--lr", "inf"], "learning_rate"),
+        (["train", "--batch", "0"], "--batch: 0 of it is none"),
+        (["train", "--threads", "1000000"], "more than any machine has cores"),
+        (["train", "--workers", "1000000", "-a", "ring"], "1000000 members are more than"),
+        (["train", "--link", "1gbit"], "add --on tunnel"),
+        (["train", "--device", "k80"], "add --on tunnel"),
+        (["train", "--dilation", "inf"], "dilation = inf"),
+        (["train", "--resume", "absent"], "absent does not exist"),
+        (["train", "--data-dir", "absent"], "there is no folder absent"),
+        (["train", "-a", "average:outer=nesterov,outer_learning_rate=nan"], "outer_learning_rate"),
+        (["train", "-a", "average:outer_momentum=0.5", "--workers", "2"], "outer=nesterov"),
+        (["watch", "run", "--port", "99999"], "99999 is not a port"),
+        (["slurm", "-n", "2", "--name", "a\n#SBATCH --wrap=x", "--", "true"], "is no name that"),
+        (["profile", "--model", "mnist-dnn", "--batch", "-1"], "--batch: -1"),
+        (["profile", "--model", "mnist-dnn", "--shape", "99999x99999x99999"], "is no shape"),
     ],
 )
 def test_bad_input(arguments, complaint, in_empty_folder, capsys):
@@ -40,6 +56,43 @@ def test_bad_input(arguments, complaint, in_empty_folder, capsys):
     assert "Traceback" not in said.err
     assert said.out == ""
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"RANK": "5", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}, "member 5 of 2"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "abc"}, "not a host and a port"),
+        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}, 'RANK = "x"'),
+        ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_PORT": "29500"}, "member 0 of 0"),
+    ],
+)
+def test_a_launcher_that_makes_no_sense(variables, complaint, in_empty_folder, capsys, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stop:
+        main.main(["train", "--steps", "1"])
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_nothing_is_written_where_nothing_can_be(in_empty_folder, capsys):
+    Path("file").write_text("")
+    for out in ("file/run", "file"):
+        with pytest.raises(SystemExit) as stop:
+            main.main(["train", "--steps", "1", "--out", out])
+        assert stop.value.code == 2
+    assert "file is a file" in capsys.readouterr().err
+
+
+def test_hosts_are_of_the_tunnel(in_empty_folder, capsys):
+    Path("e.toml").write_text("[[cluster.hosts]]\ncount = 1\n")
+    with pytest.raises(SystemExit) as stop:
+        main.main(["train", "e.toml"])
+    assert stop.value.code == 2
+    assert "add --on tunnel" in capsys.readouterr().err
 
 
 def test_dry_run_prints_an_experiment_that_can_be_run(in_empty_folder, capsys):

@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import DeadlineError, SpecError
-from paceline.launch import Identity, meet
+from paceline.launch import Identity, meet, rendezvous
 
 JOB = f"test-{os.getpid()}"
 
@@ -56,10 +57,73 @@ def test_the_missing_are_named() -> None:
 
 
 def test_a_coordinator_that_is_known_is_kept() -> None:
-    known = Identity(index=1, workers=2, coordinator="head:1234")
+    known = Identity(index=1, workers=2, coordinator="head:1234", key="k")
     assert meet(known, {}) is known
     alone = Identity()
     assert meet(alone, {}) is alone
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fix"),
+    [("torchrun", "export PACELINE_KEY=…"), ("hosts", "openssl rand"), ("srun", "paceline slurm")],
+)
+def test_several_hosts_without_a_key_do_not_start(launcher: str, fix: str) -> None:
+    """Nothing that all hosts can reach is private: worker 0 cannot hand one on."""
+    spread = Identity(index=0, workers=2, coordinator="head:1234", launcher=launcher)
+    with pytest.raises(SpecError, match="no key was given") as error:
+        meet(spread, {})
+    assert fix in error.value.fix
+
+
+def test_one_host_passes_a_key_on_without_being_asked() -> None:
+    """As torchrun starts members: a coordinator that anybody may write to, and no key."""
+    found: dict[int, Identity] = {}
+    environ = {"TORCHELASTIC_RUN_ID": JOB}
+
+    def come(index: int) -> None:
+        started = Identity(
+            index=index,
+            workers=2,
+            local_members=2,
+            local_index=index,
+            coordinator="127.0.0.1:29500",
+            store_is_kept=True,
+            launcher="torchrun",
+        )
+        found[index] = meet(started, environ, deadline_seconds=20)
+
+    threads = [threading.Thread(target=come, args=(index,)) for index in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert found[0].key == found[1].key != ""
+    assert found[0].coordinator == found[1].coordinator != "127.0.0.1:29500"
+    socket.socket(fileno=found[0].coordinator_descriptor).close()
+
+
+def test_a_silent_visitor_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "VISIT_SECONDS", 0.2)
+    job, found = f"{JOB}-silent", {}
+
+    def come(index: int) -> None:
+        found[index] = meet(member(index, 2, 0), {"PMIX_NAMESPACE": job}, deadline_seconds=20)
+
+    threads = [threading.Thread(target=come, args=(index,)) for index in (0, 1)]
+    threads[0].start()
+    silent = socket.socket(socket.AF_UNIX)
+    for _ in range(200):
+        try:
+            silent.connect(f"\0paceline-{job}")
+            break
+        except OSError:
+            time.sleep(0.02)
+    threads[1].start()
+    for thread in threads:
+        thread.join(timeout=30)
+    silent.close()
+    assert found[0].key == found[1].key
+    socket.socket(fileno=found[0].coordinator_descriptor).close()
 
 
 def test_several_hosts_without_mpi4py_is_an_error_with_the_fix(

@@ -13,6 +13,7 @@ TRAIN += ["--steps", "4", "--architecture", "ring", "--threads", "1", "--json", 
 def places() -> dict[str, dict[str, str]]:
     """What torch's own variables say on each host."""
     shared = {"MASTER_ADDR": A, "MASTER_PORT": PORT, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    shared["PACELINE_KEY"] = "a secret of these hosts"
     return {
         address: {**shared, "RANK": str(rank), "LOCAL_RANK": "0"}
         for rank, address in enumerate((A, B))

@@ -1,0 +1,57 @@
+"""Numbers that are wrong: whose loss or gradient was the first that is infinite or not a number.
+
+Averaging spreads a bad gradient to every worker within a step, and then nobody can tell whose it
+was. So each worker looks at its own, before it is averaged: at one small tensor near the input,
+where backward comes last and brings along whatever went wrong above. It is read when the step is
+written, one step later, so that a GPU is not waited for.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LARGEST_ELEMENTS = 1 << 18
+"""Of a tensor that is looked at in every step: more would cost time."""
+
+
+class Numbers:
+    """What one worker's steps came to."""
+
+    def __init__(self) -> None:
+        self._seen: Tensor | None = None
+        self._is_told = False
+
+    def watch(self, trained: Sequence[Tensor]) -> None:
+        """Look at the gradients of one of these from now on."""
+        for tensor in trained:
+            # What is no parameter warns when it is saved with a hook on it.
+            if isinstance(tensor, torch.nn.Parameter) and tensor.numel() <= LARGEST_ELEMENTS:
+                tensor.register_hook(self._look)
+                return
+
+    def take(self) -> Tensor | None:
+        """What the gradients of this step add up to; None where none came."""
+        seen, self._seen = self._seen, None
+        return None if seen is None else seen.to("cpu", non_blocking=True)
+
+    def complaint(self, member: str, step: int, loss: float | None, seen: Tensor | None) -> str:
+        """A sentence about the first step that went wrong; empty for all others."""
+        if self._is_told:
+            return ""
+        total = 0.0 if seen is None else float(seen)
+        if loss is not None and not math.isfinite(loss):
+            what = f"the loss of {member} is {loss}"
+        elif not math.isfinite(total):
+            what = f"a gradient of {member} is not finite"
+        else:
+            return ""
+        self._is_told = True
+        return f"{what} at step {step}; from there on nothing is learnt."
+
+    def _look(self, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            return
+        total = gradient.detach().sum(dtype=torch.float32)
+        self._seen = total if self._seen is None else self._seen + total

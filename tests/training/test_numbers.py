@@ -1,0 +1,65 @@
+"""A loss or a gradient that is no number is told, with the member and the step it began with."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import spec
+from paceline.record import RunFolder
+from paceline.testing import run_members
+from paceline.training.numbers import Numbers
+
+
+def look(gradient, loss=1.0, numbers=None, step=3):
+    numbers = numbers or Numbers()
+    weight = nn.Parameter(torch.ones(3))
+    numbers.watch([weight])
+    (weight * torch.tensor(gradient)).sum().backward()
+    return numbers.complaint("worker1", step, loss, numbers.take())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_is_told(bad):
+    assert look([1.0, 2.0, 3.0]) == ""
+    told = look([1.0, bad, 3.0])
+    assert told == "a gradient of worker1 is not finite at step 3; from there on nothing is learnt."
+    assert look([1.0, bad, -bad])
+
+
+def test_a_loss_that_is_not_finite_is_told_and_only_once():
+    numbers = Numbers()
+    told = look([1.0, 1.0, 1.0], float("nan"), numbers, step=7)
+    assert "the loss of worker1 is nan at step 7" in told
+    assert look([1.0, 1.0, 1.0], float("nan"), numbers, step=8) == ""
+
+
+def test_nothing_is_told_where_nothing_is_known():
+    assert Numbers().complaint("worker0", 0, None, None) == ""
+    numbers = Numbers()
+    numbers.watch([torch.ones(3, requires_grad=True)])  # no parameter
+    assert numbers.take() is None
+
+
+def train(session):
+    """Worker 1's gradient is infinite in step 4, though its loss is not."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.distribute(model, optimizer)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).square().mean()
+        if step == 4 and session.rank == 1:
+            loss = loss + (model.weight - model.weight.detach()).abs().sqrt().sum()
+        loss.backward()
+        session.report_loss(loss)
+        optimizer.step()
+
+
+def test_the_first_to_go_wrong_is_named_in_the_record(tmp_path):
+    experiment = spec.replace(spec.Experiment(), workers=2, architecture=spec.Ring())
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    run_members(train, workers=2, architecture=spec.Ring(), folder=folder)
+    told = {event.step: event.text for event in folder.events() if event.kind == "warning"}
+    assert "a gradient of worker1 is not finite at step 4" in told[4]
+    assert min(told) == 4
