@@ -1,8 +1,8 @@
 """`server`: workers push gradient chunks, servers update and return weights.
 
 synchronous   one worker's side in steps that all workers take together; `asynchronous` in the rest
-watching      what the first step shows of a script; `weights`, `held`, `optimizer` what it sees of
-              its weights, gradients and optimizer while they are with the servers
+watching      what the first step shows of a script; `weights` what it sees of its weights,
+              gradients and optimizer while they are with the servers
 opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
 loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
               `serving`, the server's, and `carriers`, the ways between them
