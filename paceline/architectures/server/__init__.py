@@ -7,7 +7,7 @@ opening       one exchange, without autograd; `setup` and `plan` before it, `cut
 loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
               `serving`, the server's, and `carriers`, the ways between them
 device        the worker's side where its tensors are on a GPU
-sums, updates what servers do with gradients; `state` the optimizer's state on its way
+updates       what servers do with gradients, and the optimizer's state on its way
 """
 
 from paceline import spec

@@ -21,8 +21,7 @@ from paceline.architectures.server.cutting import Stretch
 from paceline.architectures.server.exchange import Moment
 from paceline.architectures.server.opening import Exchange
 from paceline.architectures.server.setup import write_tensors
-from paceline.architectures.server.state import pull_state, push_state
-from paceline.architectures.server.updates import settings_of
+from paceline.architectures.server.updates import pull_state, push_state, settings_of
 from paceline.architectures.server.weights import HeldGradient, Owner, ServedWeights, make_remote
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.messages import Settings
