@@ -1,5 +1,6 @@
 """A worker joins a job that runs, by `paceline run --join`, and takes part from then on."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -131,9 +132,13 @@ def test_what_cannot_take_a_worker_in_says_so(architecture):
     where, key = f"127.0.0.1:{door.getsockname()[1]}", "a key of this test"
     members = {"workers": 2, "servers": 1, "local_members": 3}
     worker0 = Identity(coordinator=where, coordinator_descriptor=door.detach(), key=key, **members)
-    announce(stores.open_store(worker0), worker0, options)
+    store = stores.open_store(worker0)
+    announce(store, worker0, options)
     newcomer = joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
-    with pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"):
+    with (
+        contextlib.closing(store),
+        pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"),
+    ):
         join(newcomer)
 
 
