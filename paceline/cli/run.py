@@ -70,7 +70,8 @@ def command(
         "restarts": restarts,
     }
     if join is not None:
-        given = [name for name, value in changes.items() if value is not None]
+        beside = {"out": out, "watch": watch, "json": json, "dry-run": dry_run, "on": on}
+        given = [name for name, value in {**beside, **changes}.items() if value]
         training.join(_asked(script, tuple(arguments or ()), module), join, given)
     experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
     if training.is_member(os.environ):

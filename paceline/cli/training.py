@@ -206,10 +206,8 @@ def run_as_member(experiment: spec.Experiment) -> None:
 def join(experiment: spec.Experiment, target: str, given: Sequence[str]) -> NoReturn:
     """Become the script, as one more worker of a job that runs."""
     if given:
-        problem = f"--{given[0]} is decided by the job."
-        raise SpecError(
-            "--join", problem, "leave it out: a worker that joins does as the others do."
-        )
+        problem = f"--{given[0]} does not go with it: a worker that joins does as the others do."
+        raise SpecError("--join", problem, "leave it out.")
     script = experiment.workload.script
     assert script is not None, "this experiment is a script"
     check_script(script)

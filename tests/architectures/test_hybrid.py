@@ -2,8 +2,11 @@
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
 from paceline import engines, spec
+from paceline.architectures.buckets import BucketedArchitecture
 from paceline.architectures.hybrid import HostCollective
 from paceline.errors import MemberError
 from paceline.telemetry.queues import HEADER_BYTES
@@ -45,6 +48,39 @@ def test_uneven_shares_give_the_whole_batch_gradient(reference):
         curve_on_hosts, "aab", [3.0, 1.0, 2.0], workers=3, architecture=spec.Hybrid()
     )
     assert largest_difference(whole([parts for parts, _ in found]), reference) < 1e-4
+
+
+def buckets_sent_before_backward_ended(session):
+    """One worker on each of two hosts: how many of all its buckets were with the exchange."""
+    host = "ab"[session.rank]
+    session.identity = msgspec.structs.replace(session.identity, host=host)
+    sent, finish = [], BucketedArchitecture.pass_over
+
+    def pass_over(architecture):
+        sums = architecture._collective._between
+        sent.append((len(sums._exchange.cutter.made), len(architecture._buckets)))
+        finish(architecture)
+
+    BucketedArchitecture.pass_over = pass_over
+    model = nn.Sequential(*(nn.Linear(600, 600) for _ in range(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = session.distribute(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(2, 600)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return sent
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_buckets_leave_for_the_servers_while_backward_runs(servers):
+    options = spec.Hybrid(between="server")
+    found = run_members(
+        buckets_sent_before_backward_ended, workers=2, servers=servers, architecture=options
+    )
+    for sent, buckets in (step for steps in found for step in steps):
+        assert buckets > 1
+        assert sent == buckets, "what was full had to wait for the end"
 
 
 def curve_without_leaders(session, hosts):

@@ -1,5 +1,6 @@
-"""A worker joins a job that runs, by `paceline run --join`, and takes part from then on."""
+"""A worker joins a job that runs, and takes part from then on."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from paceline.launch import Identity, joining
 from paceline.record import RunFolder
 from paceline.training import stores
 from paceline.training.joining import announce, join
+from tests.architectures.by_hand import Job
 
 PROGRAM = Path(__file__).with_name("takes_steps.py")
 STEPS, SECONDS = 120, 150.0
@@ -111,10 +113,14 @@ def test_the_comparison_notices_a_newcomer_that_brings_nothing(tmp_path, alone):
 
 
 def test_at_its_own_pace_the_newcomers_gradients_are_applied(tmp_path):
-    folder, printed = train_and_join(tmp_path, "server:mode=async,transport=tcp")
-    own = parts(printed)
+    options, gate = "server:mode=async,transport=tcp", str(tmp_path / "gate")
+    with Job(tmp_path, options, workers=2, servers=1, steps=STEPS, more=(gate,)) as job:
+        job.join("worker2")
+        for name, (status, said) in job.endings().items():
+            assert status == 0, f"{name}: {said}"
+        own = parts(job.said("worker2").splitlines())
     assert 0 < len(own) < STEPS - 40, "it goes on where the others were"
-    (server,) = [member for member in folder.members() if member.role == "server"]
+    (server,) = [member for member in job.folder.members() if member.role == "server"]
     applied = {name: sum(found.values()) for name, found in server.counters["staleness"].items()}
     chunks = applied["worker0"] / STEPS
     assert applied["worker2"] == chunks * len(own)
@@ -131,9 +137,13 @@ def test_what_cannot_take_a_worker_in_says_so(architecture):
     where, key = f"127.0.0.1:{door.getsockname()[1]}", "a key of this test"
     members = {"workers": 2, "servers": 1, "local_members": 3}
     worker0 = Identity(coordinator=where, coordinator_descriptor=door.detach(), key=key, **members)
-    announce(stores.open_store(worker0), worker0, options)
+    store = stores.open_store(worker0)
+    announce(store, worker0, options)
     newcomer = joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
-    with pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"):
+    with (
+        contextlib.closing(store),
+        pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"),
+    ):
         join(newcomer)
 
 

@@ -1,13 +1,13 @@
 """`server`: workers push gradient chunks, servers update and return weights.
 
 synchronous   one worker's side in steps that all workers take together; `asynchronous` in the rest
-watching      what the first step shows of a script; `weights`, `held`, `optimizer` what it sees of
-              its weights, gradients and optimizer while they are with the servers
+watching      what the first step shows of a script; `weights` what it sees of its weights,
+              gradients and optimizer while they are with the servers
 opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
 loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
               `serving`, the server's, and `carriers`, the ways between them
 device        the worker's side where its tensors are on a GPU
-sums, updates what servers do with gradients; `state` the optimizer's state on its way
+updates       what servers do with gradients, and the optimizer's state on its way
 """
 
 from paceline import spec

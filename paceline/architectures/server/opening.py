@@ -15,8 +15,8 @@ from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.server import setup
 from paceline.architectures.server.cutting import Cutter
-from paceline.architectures.server.meeting import Meeting
 from paceline.architectures.server.plan import Exchanged
+from paceline.architectures.server.setup import Meeting
 from paceline.errors import SpecError
 
 CLOSING_SECONDS = 5.0

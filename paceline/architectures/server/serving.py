@@ -14,8 +14,7 @@ from paceline.architectures.server import control
 from paceline.architectures.server.carriers import Carrier, Payloads
 from paceline.architectures.server.control import JobPlan
 from paceline.architectures.server.memory import Flats, Piece, as_buffer, from_buffer
-from paceline.architectures.server.sums import mean, only
-from paceline.architectures.server.updates import ChunkOptimizers
+from paceline.architectures.server.updates import ChunkOptimizers, mean, only
 from paceline.protocol.actions import Drop, Work
 from paceline.protocol.messages import Push
 from paceline.protocol.seat import SeatMachine

@@ -19,13 +19,10 @@ from torch.optim import Optimizer
 from paceline.architectures.base import Context
 from paceline.architectures.server.cutting import Stretch
 from paceline.architectures.server.exchange import Moment
-from paceline.architectures.server.held import HeldGradient
 from paceline.architectures.server.opening import Exchange
-from paceline.architectures.server.optimizer import Owner, make_remote
 from paceline.architectures.server.setup import write_tensors
-from paceline.architectures.server.state import pull_state, push_state
-from paceline.architectures.server.updates import settings_of
-from paceline.architectures.server.weights import ServedWeights
+from paceline.architectures.server.updates import pull_state, push_state, settings_of
+from paceline.architectures.server.weights import HeldGradient, Owner, ServedWeights, make_remote
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.messages import Settings
 

@@ -1,21 +1,30 @@
-"""Weights that live with the servers, as the script sees them: whole whenever they are touched.
+"""What a script sees of its weights, gradients and optimizer while they are with the servers.
 
-A trained tensor keeps being the script's own object, but changes class: whatever torch function
-takes it waits first until its newest values are here, so a layer waits for its own weights only and
-it does not matter who reads them: a forward pass, an average of weights, `state_dict`. Whoever is
-about to write them is told to the owner first, who takes the weights back from the servers. Views
-that a script gets hold of (`p.data`, `p.detach()`) are of a class that does the same.
+Weights are whole whenever they are touched. A trained tensor keeps being the script's own object,
+but changes class: whatever torch function takes it waits first until its newest values are here, so
+a layer waits for its own weights only and it does not matter who reads them: a forward pass, an
+average of weights, `state_dict`. Whoever is about to write them is told to the owner first, who
+takes the weights back from the servers. Views that a script gets hold of (`p.data`, `p.detach()`)
+are of a class that does the same.
+
+A gradient that has gone can be cleared, and where the servers hold a step back until
+`optimizer.step()`, its norm can be asked for and it can be scaled, which is all that clipping by
+global norm does. Anything else is an error with the way out: a wrong number would be worse.
+
+Schedulers and scripts hold on to the optimizer they made, so it is not replaced: it changes class.
 """
 
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from paceline.architectures.mixing import ORIGINAL
+from paceline.architectures.mixing import ORIGINAL, mix_in
+from paceline.errors import ExchangeError
 
 DESCRIBING = (
     *("device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_mkldnn"),
@@ -239,3 +248,124 @@ def _plain(tensor: Tensor) -> Tensor:
         tensor.weights.read(tensor)
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().as_subclass(Tensor)
+
+
+CLEARING = (Tensor.zero_, torch._foreach_zero_)
+
+
+class HeldGradient(Tensor):
+    """What a tensor's `grad` is while the gradient is with the servers: a shape and no data."""
+
+    of: Tensor
+    norm_of: Callable[[], float]
+    scale_by: Callable[[float], None]
+    way_out: str
+
+    @staticmethod
+    def __new__(
+        cls,
+        like: Tensor,
+        norm_of: Callable[[], float],
+        scale_by: Callable[[float], None],
+        way_out: str,
+    ) -> "HeldGradient":
+        made: HeldGradient = Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+        )
+        made.of, made.norm_of, made.scale_by, made.way_out = like, norm_of, scale_by, way_out
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.linalg.vector_norm and args[1:] in ((), (2,), (2.0,)):
+            return torch.tensor(args[0].norm_of())
+        if func is Tensor.mul_ and isinstance(args[0], HeldGradient):
+            args[0].scale_by(float(args[1]))
+            return args[0]
+        if func in CLEARING:
+            for held in args[0] if isinstance(args[0], list | tuple) else [args[0]]:
+                held.of.grad = torch.zeros_like(held.of)  # unlike None, it takes part in a step
+            return args[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        held = next(arg for arg in args if isinstance(arg, HeldGradient))
+        raise ExchangeError(
+            f"{func} needs a gradient that has gone to the servers: the first step showed that it "
+            f"may leave as it is made, and this one uses it, or adds to it without zero_grad(). "
+            f"{held.way_out}"
+        )
+
+
+class Owner(Protocol):
+    """Who updates in the optimizer's place."""
+
+    def step(self) -> bool:
+        """All gradients of a step are made. False: the optimizer has been taken back, and must
+        update by itself."""
+
+    def saved_state(self) -> dict[str, Any]:
+        """What the optimizer's own `state_dict` would give."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take a saved state."""
+
+    def touch_state(self) -> None:
+        """The script looks at `optimizer.state` itself: it must be there when this returns."""
+
+
+class Remote(Optimizer):
+    """Mixed into the optimizer's own class; asks its owner in place of updating by itself."""
+
+    _paceline_owner: Owner
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._opt_called = True  # schedulers ask whether a step came before theirs
+        if not type(self)._paceline_owner.step():
+            type(self).step(self)
+        return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        return type(self)._paceline_owner.saved_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        type(self)._paceline_owner.load_state(state_dict)
+
+    @property
+    def state(self) -> Any:
+        type(self)._paceline_owner.touch_state()
+        return vars(self)["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        type(self)._paceline_owner.touch_state()
+        vars(self)["state"] = value
+
+
+def make_remote(optimizer: Optimizer, owner: Owner) -> Callable[[], None]:
+    """Change the optimizer's class; returns what changes it back."""
+    wrapped = vars(optimizer).pop("step", None)  # by a scheduler that was made before
+    undo = mix_in(optimizer, Remote, _paceline_owner=owner, step=Remote.step)
+    remote: Any = optimizer
+    remote._patch_step_function()
+
+    def restore() -> None:
+        undo()
+        if wrapped is not None:
+            remote.step = wrapped
+
+    return restore
