@@ -364,7 +364,8 @@ class SeatMachine:
             held = commits.get(first.worker)
             number = first.settings if held is None else held.settings
             settings = self._settings[first.worker][number] if number else None
-            self._check_alike(index, step, commits, settings)
+            if self.rules.mode in ("sync", "bounded"):
+                self._check_alike(index, step, commits, settings)
         only_mean = step.mean or not self.rules.updates
         kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
         rate = self._rate_factor(index, step)
@@ -377,12 +378,14 @@ class SeatMachine:
         commits: dict[int, Commit],
         settings: list[Settings] | None,
     ) -> None:
-        """All gradients of a step are updated with one rate, which all workers must have set."""
+        """All gradients of a step are updated with one rate, which all workers must have set; those
+        who joined later follow the others."""
+        wanted = settings or self._plan.groups
         for worker, push in step.pushes.items():
             held = commits.get(worker)
             number = push.settings if held is None else held.settings
-            other = self._settings[worker][number] if number else None
-            if other is not settings and other != settings:
+            other = self._settings[worker][number] if number else self._plan.groups
+            if push.generation == 0 and other is not wanted and other != wanted:
                 raise ExchangeError(
                     f"worker{worker} has set its optimizer otherwise than the others in step "
                     f"{index}: every worker must set the same. Decide by a number that is the same "
