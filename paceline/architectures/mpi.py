@@ -6,6 +6,7 @@ the communicator and repeat the sum they were in from their own values, which is
 a second buffer. See docs/decisions/0007-a-lost-rank.md.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -83,6 +84,10 @@ class MpiCollective:
         """Finalize waits for all; a rank that fails exits without, and mpirun ends the rest."""
         failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
         if self._finalizes and not failing:
+            # Finalize holds the interpreter while it waits, and with it the job's store on worker
+            # 0: so all come here first, which is when nobody asks the store any more.
+            with contextlib.suppress(self._mpi.Exception):
+                self._meet("the end")
             self._mpi.Finalize()
 
     def _together(self, name: str, act: Callable[[], None]) -> None:
