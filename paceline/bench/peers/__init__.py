@@ -34,6 +34,9 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     takes_servers: bool = False
     one_worker_only: bool = False
     synchronous: bool = True
+    by_horovodrun: bool = False
+    """Horovod starts its workers by itself, on this machine."""
+
     is_ours: bool = False
     """Another framework, exchanged by Paceline."""
 
@@ -106,6 +109,16 @@ PEERS: dict[str, Peer] = {
             packages=("horovod", "torch"),
             install=_HOROVOD,
             like=spec.Ring(),
+            by_horovodrun=True,
+        ),
+        Peer(
+            name="horovod-tensorflow",
+            title="Horovod under TensorFlow, gloo",
+            module="paceline.bench.peers.horovod_tensorflow",
+            packages=("horovod", "tensorflow"),
+            install=_HOROVOD,
+            like=spec.Ring(),
+            by_horovodrun=True,
         ),
     )
 }

@@ -7,15 +7,15 @@ import os
 
 import horovod
 import horovod.torch as hvd
-import msgspec
 import torch
 
 from paceline.bench.peers import ddp, job
-from paceline.launch import identify, share_cores, to_environment
+from paceline.bench.peers.horovodrun import become_rank
+from paceline.launch import share_cores
 
 
 def main() -> None:
-    _become_rank()
+    become_rank()
     with job.member(horovod=horovod.__version__) as member:
         cores = share_cores(member.identity.workers)[member.identity.rank]
         if cores:
@@ -29,13 +29,6 @@ def main() -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         ddp.train(member, model, optimizer)
         hvd.shutdown()
-
-
-def _become_rank() -> None:
-    """All of horovodrun's processes get one environment but for its own variables."""
-    first = identify(os.environ)
-    identity = msgspec.structs.replace(first, index=int(os.environ["HOROVOD_RANK"]))
-    os.environ |= to_environment(identity)
 
 
 if __name__ == "__main__":

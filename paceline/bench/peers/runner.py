@@ -78,7 +78,7 @@ def run(
                 _identities(experiment, places, addresses, path), places, strict=True
             )
         ]
-        if peer.name == "horovod":
+        if peer.by_horovodrun:
             commands = [_horovodrun(commands[0], python, experiment.cluster.workers)]
         status = "failed"
         try:
@@ -153,7 +153,7 @@ def adapt(experiment: spec.Experiment, peer: Peer) -> spec.Experiment:
     if experiment.engine == "predict" or experiment.cluster.device != "cpu":
         problem = "peers compute for real, and cannot be predicted or given an emulated device."
         raise SpecError("peers", problem, "compare them --on here or tunnel, on device cpu.")
-    if peer.name == "horovod" and experiment.engine != "here":
+    if peer.by_horovodrun and experiment.engine != "here":
         fix = "compare it --on here."
         raise SpecError("peers", "horovodrun starts its workers on this machine only.", fix)
     return spec.replace(
