@@ -61,6 +61,8 @@ class StepClock:
         """Move `seconds` that just passed from the current phase to `phase`."""
         if self._pausing or self._phase == EVALUATION:  # what a pause waits for is no step's
             return
+        if self._phase == "backward" and self._ready is not None and phase == "exchange_exposed":
+            return  # `enter` counts all of it, from the last gradient on
         self._seconds[self._phase] -= seconds / self._dilation
         self._seconds[phase] += seconds / self._dilation
 

@@ -67,6 +67,17 @@ def test_charging_moves_time_between_phases(clock):
     assert clock.end_step(0, 1).breakdown_seconds == {"forward": 1.0, "exchange_exposed": 2.0}
 
 
+def test_a_wait_after_the_last_gradient_is_counted_once(clock):
+    clock, spend, now = clock
+    spend("backward", 3.0)
+    clock.ready()
+    now[0] += 2.0
+    clock.charge("exchange_exposed", 2.0)  # as one who waited inside backward does
+    spend("update", 1.0)
+    step = clock.end_step(0, 1)
+    assert step.breakdown_seconds == {"backward": 3.0, "exchange_exposed": 2.0, "update": 1.0}
+
+
 def test_a_phase_within_another_takes_its_time_and_no_more(clock):
     clock, spend, now = clock
     spend("forward", 1.0)
