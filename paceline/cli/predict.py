@@ -96,6 +96,8 @@ def command(
     failures = parse_failures(mtbf, checkpoint_every)
     if timeline is not None:
         console.check_target(timeline, "--timeline", may_exist=timeline.is_file())
+    if chakra is not None:
+        console.check_target(chakra, "--chakra", may_exist=chakra.is_dir())
     numbers = parse_workers(workers or DEFAULT_WORKERS)
     experiment = with_choice(experiment, max(numbers))
     if dry_run:

@@ -57,6 +57,7 @@ TAKEN = {
     ("compare", "threads", "zero"),
     *{("predict", name, "zero") for name in ("servers", "checkpoint-every")},
     *{("predict", "timeline", kind) for kind in ("missing", "not it")},
+    *{("predict", "chakra", kind) for kind in ("missing", "a folder")},
     ("predict", "per-host", "zero"),
     *{("advise", name, "zero") for name in ("samples", "price")},
     *{("advise", name, "huge") for name in ("samples", "price")},
