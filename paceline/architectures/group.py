@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -22,6 +22,9 @@ from paceline.architectures.base import Context
 from paceline.errors import ExchangeError, MissingError, SpecError
 from paceline.wire.doors import shut_listeners
 
+LOOK_SECONDS = 5.0
+"""So long a collective is waited for before somebody looks whether all are still there."""
+
 
 class Group:
     """The `members` (all workers when left out) over gloo or NCCL; made by each of them at once."""
@@ -33,6 +36,7 @@ class Group:
         self.members = tuple(range(identity.workers) if members is None else members)
         self.rank = self.members.index(identity.rank)
         self._context = context
+        self._looks = backend == "gloo"  # NCCL's wait returns at once
         store: Store = HashStore() if context.store is None else context.store
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
@@ -43,36 +47,54 @@ class Group:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     def all_reduce(self, flat: Tensor) -> "Operation":
-        return Operation(self, self._group.allreduce([flat]))
+        return Operation(self._wait_for_all, self._group.allreduce([flat]))
 
     def broadcast(self, flat: Tensor) -> None:
         """Overwrite `flat` with that of the first member."""
-        self._wait(self._group.broadcast(flat, 0))
+        self._wait_for_all(self._group.broadcast(flat, 0))
 
     def send(self, flat: Tensor, to: int, tag: int) -> "Operation":
-        return Operation(self, self._group.send([flat], to, tag))
+        return Operation(self._wait, self._group.send([flat], to, tag))
 
     def receive(self, flat: Tensor, source: int, tag: int) -> "Operation":
-        return Operation(self, self._group.recv([flat], source, tag))
+        return Operation(self._wait, self._group.recv([flat], source, tag))
+
+    def _wait_for_all(self, work: Any) -> None:
+        """What all take part in never ends when one has left: look now and then whether one has."""
+        has_left = False
+        while self._looks:
+            try:
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+            except RuntimeError as error:
+                if work.is_completed() or has_left:
+                    self._explain(error)
+                    raise
+                has_left = bool(self._context.ended())  # its last bytes may still be on their way
+            else:
+                return
+        self._wait(work)
 
     def _wait(self, work: Any) -> None:
         try:
             work.wait()
         except RuntimeError as error:
-            ended = self._context.ended()
-            if not ended:
-                raise
+            self._explain(error)
+            raise
+
+    def _explain(self, error: Exception) -> None:
+        """Raise what is behind a failure, where that is known."""
+        if ended := self._context.ended():
             raise ended_early(ended, self._context.identity.name) from error
 
 
 class Operation:
     """Something under way in a group."""
 
-    def __init__(self, group: Group, work: Any) -> None:
-        self._group, self._work = group, work
+    def __init__(self, wait: Callable[[Any], None], work: Any) -> None:
+        self._wait, self._work = wait, work
 
     def wait(self) -> None:
-        self._group._wait(self._work)
+        self._wait(self._work)
 
 
 def ended_early(ended: dict[str, int], waiting: str) -> ExchangeError:
