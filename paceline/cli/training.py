@@ -182,7 +182,9 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
 
     identity = _as_started(experiment)
     experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)
-    path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
+    path = out or Path("runs")
+    if identity.index == 0:  # the others take its folder, which may be there before they look
+        path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
     folder = train_here(resolved(experiment), path)
     if current().speaks_for_all:
         folder.wait_for_members()

@@ -66,12 +66,12 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         skip_updates(optimizer)
     session.step = start
     if resumed is not None:
-        _go_on(resumed, experiment, session)
+        _go_on(resumed, experiment, session, folder.path)
 
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
-    if start >= num_steps:
+    if start >= num_steps and not checkpoints.exist(folder.path):
         problem = f"{workload.resume} has {start} steps behind it, and {num_steps} were asked for."
         raise SpecError("resume", problem, "ask for more steps or epochs.")
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
@@ -368,13 +368,15 @@ def _found(workload: spec.Workload, own: Path) -> Found | None:
     return checkpoints.choose(Path(workload.resume)) if workload.resume else None
 
 
-def _go_on(found: Found, experiment: spec.Experiment, session: Session) -> None:
+def _go_on(found: Found, experiment: spec.Experiment, session: Session, own: Path) -> None:
     """Give the architecture what it kept, and say where this run is not the one that stopped."""
     assert session.architecture is not None
-    told = [*found.passed_over, *checkpoints.differences(found, experiment)]
+    told = list(found.passed_over)
+    if found.path.parent.parent != own:  # its own last steps, which may have been all
+        told += checkpoints.differences(found, experiment)
     was, now = found.manifest.facts, checkpoints.facts_of(experiment)
     if was.architecture == now.architecture:
-        own = was.workers == now.workers
-        checkpoint.load_own(found, session.architecture, session.identity.name, own=own)
+        same = was.workers == now.workers
+        checkpoint.load_own(found, session.architecture, session.identity.name, own=same)
     for text in told:
         session.note(text)

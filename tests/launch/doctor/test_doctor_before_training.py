@@ -38,5 +38,5 @@ def test_a_blocked_port_stops_the_job_before_step_1(hosts: Any, tmp_path: Path) 
     said, statuses = hosts.run(TRAIN, places(), cwd=str(tmp_path))
     assert statuses == {A: 2, B: 2}, said
     for _, errors in said.values():
-        assert "worker0 cannot reach worker1" in errors
+        assert "worker0 cannot reach worker1" in errors, said
         assert "fix: open TCP ports" in errors
