@@ -12,6 +12,7 @@ from paceline import engines, spec
 from paceline.bench import drill
 from paceline.errors import FaultError, MemberError, SpecError
 from paceline.explain import conclude
+from paceline.launch import restarts
 from paceline.launch.faults import Faults, check_faults
 from paceline.record import RunFolder
 
@@ -77,6 +78,17 @@ def test_a_run_that_fails_every_time_fails(tmp_path):
     with pytest.raises(MemberError, match="worker1"):
         engines.run(asked("ring", faults, restarts=1), tmp_path / "run")
     assert len(RunFolder(tmp_path / "run").restarts()) == 1
+
+
+def test_a_complete_run_that_is_started_again_ends(tmp_path, monkeypatch):
+    def twice(folder, allowed, life, **options):
+        life()
+        restarts.live(folder, allowed, life, **options)
+
+    monkeypatch.setattr(engines, "live", twice)
+    folder = engines.run(asked("ring", steps=6, checkpoint_every=4), tmp_path / "run")
+    assert folder.summary().status == "finished"
+    assert [step.step for step in folder.steps("worker0")] == list(range(6))
 
 
 def test_a_fault_that_does_not_happen_is_told(tmp_path):
