@@ -18,8 +18,8 @@ from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, place_like, start_equal
 from paceline.architectures.gradients import (
     GradientTap,
+    Remembered,
     StepArguments,
-    remembered,
     with_closure,
     with_mean_loss,
 )
@@ -119,7 +119,7 @@ class BucketedArchitecture:
     ) -> StepArguments | None:
         changed = with_closure(self._averaged, arguments, named)
         if changed is None:
-            with remembered(self._context):
+            with Remembered(self._context):
                 self._exchange_rest()
             self._has_passed = False
         return changed
@@ -154,7 +154,7 @@ class _Bucket:
         num_elements = sum(t.numel() for t in tensors)
         self.flat = allocate(num_elements + len(tensors) + 1, first.dtype, first.device)
         self._marks, self._sample = self.flat[num_elements:-1], self.flat[-1]
-        self._sampled = self._size = 0.0
+        self._tensors, self._sampled, self._size = tensors, 0.0, 0.0
         self.slots, offset = [], 0
         for number, tensor in enumerate(tensors):
             place = place_like(self.flat[offset : offset + tensor.numel()], tensor)
@@ -165,7 +165,7 @@ class _Bucket:
     @torch.no_grad()
     def probe(self, turn: int) -> None:
         """Let a stretch of the weights travel as its mean: another one in each turn."""
-        stretch = stretch_of([slot.tensor for slot in self.slots], turn)
+        stretch = stretch_of(self._tensors, turn)
         if stretch is None:
             return
         self._sample.copy_(stretch.mean())

@@ -21,14 +21,20 @@ DIFFERENTIABLE = (
 )
 
 
-@contextmanager
-def remembered(context: Context) -> Iterator[None]:
-    """What is raised inside is not forgotten where the script catches it."""
-    try:
-        yield
-    except PacelineError as error:
-        context.broke(error)
-        raise
+class Remembered:
+    """What is raised inside is not forgotten where the script catches it.
+
+    Without state, so that one serves every gradient of every step."""
+
+    def __init__(self, context: Context) -> None:
+        self._broke = context.broke
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, PacelineError):
+            self._broke(error)
 
 
 class Sink(Protocol):
@@ -53,6 +59,7 @@ class GradientTap:
         """`averages`: not where each worker's gradient is its own."""
         self._sink, self._clock = sink, context.clock
         self._context, self._averages = context, averages
+        self._remembered = Remembered(context)
         self._handles: list[RemovableHandle] = []
         self._tensors: list[Tensor] = []
         self._averaged: set[int] = set()
@@ -101,7 +108,7 @@ class GradientTap:
         before = dict(tensor._post_accumulate_grad_hooks or {})
 
         def made(tensor: Tensor) -> None:
-            with remembered(self._context):
+            with self._remembered:
                 take(tensor)
 
         def take(tensor: Tensor) -> None:
@@ -139,7 +146,7 @@ class GradientTap:
 
     def _pass_over(self) -> None:
         self._in_pass = False
-        with remembered(self._context):
+        with self._remembered:
             if self._averages:
                 self._refuse_late_hooks()
             self._sink.pass_over()

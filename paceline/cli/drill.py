@@ -113,11 +113,8 @@ def _run(disturbed: "spec.Experiment", out: Path) -> "Score":
     from paceline import spec
     from paceline.bench.drill import score
     from paceline.cli import console, training
-    from paceline.errors import SpecError
     from paceline.launch.faults import check_faults
 
-    if out.exists():
-        raise SpecError("--out", f"{out} exists.", "name a folder that does not exist yet.")
     check_faults(disturbed)
     undisturbed = spec.replace(disturbed, faults=(), restarts=0)
     folders = []

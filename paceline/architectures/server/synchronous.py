@@ -19,9 +19,9 @@ from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.gradients import (
     GradientTap,
+    Remembered,
     StepArguments,
     is_foreign,
-    remembered,
     with_closure,
     with_mean_loss,
 )
@@ -261,7 +261,7 @@ class SynchronousServer:
         if changed is not None:
             self._watch.refuse_servers("it gives the optimizer a closure")
             return changed
-        with remembered(self._context):
+        with Remembered(self._context):
             self._look()
         return None
 
