@@ -1,6 +1,5 @@
 """`paceline compare`: one workload over architectures, workers, networks and peers."""
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +23,8 @@ def command(
     architectures: Annotated[
         str | None, typer.Option(help="ring,server,… or 'ring server:mode=async,window=8'.")
     ] = None,
-    peers: Annotated[
-        str | None, typer.Option(help="ddp, tensorflow-collective, tensorflow-server, horovod, …")
-    ] = None,
-    peer_python: Annotated[
-        list[str] | None,
-        typer.Option(help="Another interpreter for peers: PYTHON, or PEER=PYTHON; repeatable."),
-    ] = None,
+    peers: flags.Peers = None,
+    peer_python: flags.PeerPython = None,
     model: List = None,
     data: Annotated[str | None, typer.Option(help="A data set: shapes, cifar10, mnist, …")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data already lies.")] = None,
@@ -76,7 +70,7 @@ def command(
     if steps == 0 or (repeats is not None and not 1 <= repeats <= 1000):
         flag, number = ("--steps", steps) if steps == 0 else ("--repeats", repeats)
         raise SpecError(flag, f"{number} are none, or too many.", "write a number above zero.")
-    pythons = _pythons(peer_python or [])
+    pythons = flags.pythons(peer_python)
     if resume is not None:
         if not (resume / QUESTION).is_file():
             problem = f"{resume} is not a comparison's folder: it has no {QUESTION}."
@@ -95,15 +89,15 @@ def command(
     }
     axes = {
         "architectures": _architectures(architectures),
-        "peers": _words(peers),
-        "models": _words(model),
+        "peers": flags.words(peers),
+        "models": flags.words(model),
         "batches": _numbers(batch, "--batch"),
         "global_batches": _numbers(global_batch, "--global-batch"),
         "workers": _numbers(workers, "--workers"),
         "servers": _numbers(servers, "--servers"),
         "links": None if link is None else link.split(),
-        "devices": _words(device),
-        "engines": _words(on),
+        "devices": flags.words(device),
+        "engines": flags.words(on),
         "containers": None if container is None else [_bare(c) for c in container.split()],
         "repeats": repeats,
         "check_training": check,
@@ -128,16 +122,12 @@ def command(
     comparing.run(folder, pythons, json=json, verbose=verbose, page=page)
 
 
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [word for word in text.replace(" ", ",").split(",") if word]
-
-
 def _numbers(text: str | None, where: str) -> list[int] | None:
     from paceline.errors import SpecError
 
     if text is None:
         return None
-    words = _words(text) or []
+    words = flags.words(text) or []
     if not words or not all(word.isdigit() for word in words):
         raise SpecError(where, f'"{text}" is not a list of numbers.', "write 1,2,4.")
     return [int(word) for word in words]
@@ -155,21 +145,6 @@ def _architectures(text: str | None) -> list[str] | None:
             else:
                 found.append(piece)
     return found
-
-
-def _pythons(given: list[str]) -> dict[str, str]:
-    """Peer -> interpreter; the empty name stands for all peers."""
-    from paceline.bench.peers import peer
-    from paceline.errors import SpecError
-
-    pythons: dict[str, str] = {}
-    for text in given:
-        name, equals, python = text.partition("=")
-        pythons[peer(name, "--peer-python").name if equals else ""] = python or text
-        if not shutil.which(python or text):
-            problem = f"{python or text!r} is not a program."
-            raise SpecError("--peer-python", problem, "write the path of a Python interpreter.")
-    return pythons
 
 
 def _bare(container: str) -> str:

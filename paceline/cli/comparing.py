@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 
 from paceline import engines, report, spec
 from paceline.bench import compare, grid
+from paceline.bench.peers import peer, runner
 from paceline.bench.table import Row, Table
 from paceline.cli import console, training
 from paceline.cli.streams import MemberStreams
@@ -70,6 +71,8 @@ def check(comparison: spec.Comparison) -> None:
     """Find bad names before anything is written: every cell, resolved against the tables."""
     for cell in grid.cells(comparison):
         training.resolved(cell.experiment)
+        if cell.peer:
+            runner.adapt(cell.experiment, peer(cell.peer))
         if cell.experiment.engine not in engines.ENGINES:
             problem = f'"{cell.experiment.engine}" is not an engine of this version.'
             raise SpecError("--on", problem, suggest(cell.experiment.engine, engines.ENGINES))

@@ -1,5 +1,6 @@
 """Flags that several verbs share, and how they become an experiment."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,10 +32,36 @@ Restarts = Annotated[
     int | None,
     typer.Option(help="When a member is lost, start all again so often, from a checkpoint."),
 ]
+Peers = Annotated[
+    str | None, typer.Option(help="ddp, tensorflow-collective, tensorflow-server, horovod, …")
+]
+PeerPython = Annotated[
+    list[str] | None,
+    typer.Option(help="Another interpreter for peers: PYTHON, or PEER=PYTHON; repeatable."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved experiment and stop.")]
 Out = Annotated[
     Path | None, typer.Option(help="Run folder to make; runs/<time>-<name> when left out.")
 ]
+
+
+def words(text: str | None) -> list[str] | None:
+    """What is written with commas or spaces between."""
+    return None if text is None else [word for word in text.replace(" ", ",").split(",") if word]
+
+
+def pythons(given: list[str] | None) -> dict[str, str]:
+    """Peer -> interpreter; the empty name stands for all peers."""
+    from paceline.bench.peers import peer
+
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, python = text.partition("=")
+        found[peer(name, "--peer-python").name if equals else ""] = python or text
+        if not shutil.which(python or text):
+            problem = f"{python or text!r} is not a program."
+            raise SpecError("--peer-python", problem, "write the path of a Python interpreter.")
+    return found
 
 
 NOT_ZERO = ("batch", "global_batch", "steps", "epochs", "one_device")
@@ -50,14 +77,16 @@ NOT_EMPTY = (
     "container",
     "resume",
     "stack",
+    "peers",
 )
 
 
-def _refuse_nothing(name: str, value: Any) -> None:
+def refuse_nothing(name: str, value: Any) -> None:
+    """Raise SpecError for a flag that says nothing."""
     flag = f"--{name.replace('_', '-')}"
     if name in NOT_ZERO and value == 0:
         raise SpecError(flag, "0 of it is none.", "leave it out, or write a number above zero.")
-    if name in NOT_EMPTY and not str(value).strip():
+    if name in NOT_EMPTY and not str(value).strip(" ,"):
         raise SpecError(flag, "it is empty.", "leave it out, or write what is meant.")
     if isinstance(value, str) and not value.isprintable():
         problem = f"{value!r} holds a character that cannot be printed."
@@ -68,7 +97,7 @@ def experiment(base: spec.Experiment, flags: dict[str, Any]) -> spec.Experiment:
     """`base` with every flag that was given (is not None) put in its place."""
     given = {name: value for name, value in flags.items() if value is not None}
     for name, value in given.items():
-        _refuse_nothing(name, value)
+        refuse_nothing(name, value)
     if "architecture" in given:
         given["architecture"] = spec.parse_architecture(given["architecture"])
     if given.get("batch") and base.workload.global_batch:

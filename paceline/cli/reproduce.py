@@ -20,12 +20,15 @@ def command(
     listing: Annotated[bool, typer.Option("--list", help="Every experiment, and stop.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small: minutes on two cores.")] = False,
     data_dir: Annotated[str | None, typer.Option(help="Where data sets already lie.")] = None,
+    peers: flags.Peers = None,
+    peer_python: flags.PeerPython = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what members print.")] = False,
     out: flags.Out = None,
     json: flags.Json = False,
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run a paper's experiment and redraw its figure from our own measurements."""
+    from paceline import spec
     from paceline.bench import papers
     from paceline.cli import console, reproducing
     from paceline.errors import SpecError
@@ -37,14 +40,20 @@ def command(
         raise SpecError("reproduce", "no experiment is named.", "see `paceline reproduce --list`.")
     if data_dir is not None and not (data_dir and Path(data_dir).is_dir()):
         raise SpecError("--data-dir", f"there is no folder {data_dir!r}.", "check the path.")
+    pythons = flags.pythons(peer_python)
     chosen = [_sized(preset, quick, data_dir) for preset in papers.find(names)]
+    if peers is not None:
+        flags.refuse_nothing("peers", peers)
+        chosen = [spec.vary(preset, {}, {"peers": flags.words(peers)}) for preset in chosen]
+    for comparison in chosen:
+        reproducing.check(comparison)
     if dry_run:
         for comparison in chosen:
             console.print_question(comparison, json=json)
         return
     for comparison in chosen:
         path = console.new_run_path(comparison.name, out / comparison.name if out else None)
-        reproducing.run(comparison, path, json=json, verbose=verbose)
+        reproducing.run(comparison, path, pythons, json=json, verbose=verbose)
 
 
 def _sized(preset: "Comparison", quick: bool, data_dir: str | None) -> "Comparison":

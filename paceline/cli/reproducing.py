@@ -1,6 +1,6 @@
 """How a paper's experiment is run and shown: a comparison whose page opens with the figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ from paceline import spec
 from paceline.bench.compare import ComparisonFolder
 from paceline.bench.table import Table
 from paceline.cli import comparing, console
+from paceline.errors import SpecError
 from paceline.report import page
 from paceline.report.figure import add_figure, add_network
 from paceline.report.write import write_csv, write_pictures
@@ -40,7 +41,24 @@ def show_list(presets: Sequence[spec.Comparison], json: bool) -> None:
     console.out.print("`paceline reproduce NAME --quick` runs one in minutes.", markup=False)
 
 
-def run(comparison: spec.Comparison, path: Path, *, json: bool, verbose: bool) -> None:
+def check(comparison: spec.Comparison) -> None:
+    """Raise for what cannot be run, before anything is."""
+    if _paper(comparison).kind == "net":
+        if comparison.compare.peers:
+            problem = f"{comparison.name} measures the network, where nothing is trained."
+            raise SpecError("--peers", problem, "leave it out.")
+        return
+    comparing.check(comparison)
+
+
+def run(
+    comparison: spec.Comparison,
+    path: Path,
+    pythons: Mapping[str, str],
+    *,
+    json: bool,
+    verbose: bool,
+) -> None:
     """Measure, print, and leave the page with the figure."""
     paper = _paper(comparison)
     console.err.print(f"{paper.paper}, Figure {paper.figure}: {paper.title}", markup=False)
@@ -49,9 +67,8 @@ def run(comparison: spec.Comparison, path: Path, *, json: bool, verbose: bool) -
     if paper.kind == "net":
         _run_network(comparison, path, json=json)
         return
-    comparing.check(comparison)
     folder = ComparisonFolder.create(path, comparison)
-    table = comparing.run(folder, {}, json=json, verbose=verbose, page=False)
+    table = comparing.run(folder, pythons, json=json, verbose=verbose, page=False)
     question = spec.comparison_to_toml(comparison)
     composed = page.compose(_titled(table, paper), question)
     add_figure(composed, paper, table)
