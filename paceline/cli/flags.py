@@ -31,6 +31,10 @@ Restarts = Annotated[
     int | None,
     typer.Option(help="When a member is lost, start all again so often, from a checkpoint."),
 ]
+OnLoss = Annotated[
+    str | None,
+    typer.Option("--on-loss", help="When a worker is lost: stop, or continue in place without it."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved experiment and stop.")]
 Out = Annotated[
     Path | None, typer.Option(help="Run folder to make; runs/<time>-<name> when left out.")
