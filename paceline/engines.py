@@ -13,6 +13,7 @@ from paceline import spec
 from paceline.errors import SpecError, suggest
 from paceline.launch import Output, check_container, inside, joining, reserve
 from paceline.launch.faults import Faults, check_faults
+from paceline.launch.losses import check_on_loss
 from paceline.launch.restarts import live
 from paceline.launch.watching import watch
 from paceline.record import RunFolder
@@ -54,6 +55,7 @@ def run(
     if experiment.engine not in ENGINES:
         problem = f'"{experiment.engine}" is not an engine of this version.'
         raise SpecError("--on", problem, suggest(experiment.engine, ENGINES))
+    check_on_loss(experiment)
     module, _, name = ENGINES[experiment.engine].partition(":")
     engine: Engine = getattr(import_module(module), name)
     return engine(experiment, path, output=output, progress=progress)

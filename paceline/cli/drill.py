@@ -31,8 +31,9 @@ def command(
         list[str] | None, typer.Option(help="MEMBER@STEP:FACTORx, an emulated device (tunnel).")
     ] = None,
     restarts: Annotated[
-        int | None, typer.Option(help="Start again so often; as many as are killed, left out.")
+        int | None, typer.Option(help="Start again so often; left out, as many as are killed.")
     ] = None,
+    on_loss: flags.OnLoss = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or module:function.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set: shapes, mnist, …")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
@@ -71,6 +72,7 @@ def command(
             "link": link,
             "device": device,
             "dilation": dilation,
+            "on_loss": on_loss,
         },
     )
     faults = [
@@ -104,7 +106,8 @@ def _disturbed(
     if not disturbed.workload.steps:
         raise SpecError("drill", "steps are not given.", "add --steps 100.")
     kills = sum(fault.kind == "kill" for fault in disturbed.faults)
-    allowed = restarts if restarts is not None else disturbed.cluster.restarts or kills
+    needed = 0 if disturbed.cluster.goes_on else kills
+    allowed = restarts if restarts is not None else disturbed.cluster.restarts or needed
     return spec.replace(disturbed, restarts=allowed)
 
 

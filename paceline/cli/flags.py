@@ -39,6 +39,10 @@ PeerPython = Annotated[
     list[str] | None,
     typer.Option(help="Another interpreter for peers: PYTHON, or PEER=PYTHON; repeatable."),
 ]
+OnLoss = Annotated[
+    str | None,
+    typer.Option("--on-loss", help="When a worker is lost: stop, or continue in place without it."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved experiment and stop.")]
 Out = Annotated[
     Path | None, typer.Option(help="Run folder to make; runs/<time>-<name> when left out.")

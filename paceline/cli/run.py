@@ -40,6 +40,7 @@ def command(
     link: flags.Link = None,
     launcher: flags.Launcher = None,
     restarts: flags.Restarts = None,
+    on_loss: flags.OnLoss = None,
     join: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +69,7 @@ def command(
         "link": link,
         "launcher": launcher,
         "restarts": restarts,
+        "on_loss": on_loss,
     }
     if join is not None:
         beside = {"out": out, "watch": watch, "json": json, "dry-run": dry_run, "on": on}

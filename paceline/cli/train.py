@@ -57,6 +57,7 @@ def command(
     resume: Annotated[str | None, typer.Option(help="Go on from this run folder.")] = None,
     launcher: flags.Launcher = None,
     restarts: flags.Restarts = None,
+    on_loss: flags.OnLoss = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -89,6 +90,7 @@ def command(
             "link": link,
             "launcher": launcher,
             "restarts": restarts,
+            "on_loss": on_loss,
             "device": device,
             "dilation": dilation,
             "container": container,

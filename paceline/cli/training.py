@@ -19,7 +19,8 @@ from paceline.cli.streams import MemberStreams
 from paceline.errors import MemberError, MissingError, SpecError, suggest
 from paceline.explain import conclude
 from paceline.launch import Identity, identify, joining, parse_container
-from paceline.launch.identity import TORCH_VARIABLES
+from paceline.launch.identity import ON_LOSS, TORCH_VARIABLES
+from paceline.launch.losses import check_on_loss
 from paceline.predict.advice import choose
 from paceline.record import RunFolder, Summary, checkpoints
 from paceline.units import format_bytes, format_seconds
@@ -91,7 +92,9 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
             chosen, reason = advised
         text = f"architecture: {spec.format_architecture(chosen)}, because {reason}"
         console.err.print(text, soft_wrap=True, markup=False)
-    return spec.replace(experiment, architecture=chosen)
+    made = spec.replace(experiment, architecture=chosen)
+    check_on_loss(made)
+    return made
 
 
 def check_applies(experiment: spec.Experiment) -> None:
@@ -182,6 +185,7 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
 
     identity = _as_started(experiment)
     experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)
+    os.environ[ON_LOSS] = experiment.cluster.on_loss
     path = out or Path("runs")
     if identity.index == 0:  # the others take its folder, which may be there before they look
         path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
@@ -202,6 +206,7 @@ def run_as_member(experiment: spec.Experiment) -> None:
         console.err.print(f"{identity.launcher} started {identity.members} members; no record.")
     os.environ.update(architectures.to_environment(experiment.architecture))
     os.environ["PACELINE_SERVERS"] = str(identity.servers)
+    os.environ[ON_LOSS] = experiment.cluster.on_loss
     os.execv(sys.executable, [sys.executable, *script.line])
 
 

@@ -59,6 +59,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     founders: int = 0
     """Of a worker that joined a job which ran: how many workers began it; else 0."""
 
+    goes_on: bool = False
+    """The others go on without a worker that is lost (`on_loss = "continue"`)."""
+
     attempt: int = 0
     """How often the launcher has restarted this job; notes in a kept store outlive an attempt."""
 
@@ -98,6 +101,10 @@ TORCH_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 """What torch's own launcher sets and torch.distributed reads; a member inherits none of them."""
+
+
+ON_LOSS = "PACELINE_ON_LOSS"
+"""How members under another launcher hear what a loss means; all must be told the same."""
 
 
 def to_environment(identity: Identity) -> dict[str, str]:
@@ -182,6 +189,7 @@ def from_launcher(
         key=environ.get("PACELINE_KEY", ""),
         store_is_kept=store_is_kept,
         attempt=attempt,
+        goes_on=environ.get(ON_LOSS) == "continue",
     )
 
 

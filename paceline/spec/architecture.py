@@ -48,6 +48,11 @@ class Facts(Spec, frozen=True, kw_only=True):
         """A worker may join a job that runs, if there are servers."""
         return False
 
+    @property
+    def survives(self) -> bool:
+        """Workers can go on in place without one that was lost (`on_loss = "continue"`)."""
+        return False
+
 
 class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""

@@ -117,6 +117,14 @@ class Cluster(Spec, frozen=True, kw_only=True):
     restarts: int = 0
     """How often all members are started again, from the newest checkpoint, when one is lost."""
 
+    on_loss: Literal["stop", "continue"] = "stop"
+    """`continue`: the others go on in place when a worker is lost, where the architecture can."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a lost worker is to end the job no more."""
+        return self.on_loss == "continue"
+
     def __post_init__(self) -> None:
         where = "[cluster]"
         problem = f"restarts = {self.restarts} is negative."

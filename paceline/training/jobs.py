@@ -51,6 +51,7 @@ def local_identities(
             launcher="paceline",
             run=str(folder.path.absolute()),
             key=key,
+            goes_on=experiment.cluster.goes_on,
         )
         for index in range(workers + servers)
     ]

@@ -27,6 +27,7 @@ from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity, identify, meet
+from paceline.launch.losses import check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.telemetry import Recorder, StepClock
@@ -428,6 +429,8 @@ def start(
     global _session
     keep_freed_memory()
     options = _resolve(asked, identity)
+    if identity.goes_on:
+        check_survives(options)
     _session = Session(
         identity, options=options, store=store, folder=folder, measurement=measurement
     )

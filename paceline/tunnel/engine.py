@@ -191,6 +191,7 @@ def _identities(
                 run=str(folder.path.absolute()),
                 key=key,
                 owns_interfaces=True,
+                goes_on=experiment.cluster.goes_on,
             )
         )
     return identities
