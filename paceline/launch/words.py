@@ -45,7 +45,7 @@ SETTLE_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
 """Others may notice that a member leaves before its process has ended."""
 
-ECHO_SECONDS = 3.0
+ECHO_SECONDS = 10.0
 """As long as only echoes were heard: the cause may still be on its way out."""
 
 

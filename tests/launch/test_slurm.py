@@ -3,6 +3,7 @@
 Needs Debian's packages slurmctld, slurmd, slurm-client and munge, and root; installs nothing.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -165,6 +166,9 @@ def search_path() -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to outgoing connections, one of which could take it."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
