@@ -280,14 +280,20 @@ class DeviceWorker(WorkerSide):
         if self._is_awaited(chunks):
             with self._staging.clock.within("exchange_exposed"):
                 super().wait(chunks)
-                for chunk in chunks:
-                    moment = self._moments.pop(chunk, None)
-                    if moment is not None:
-                        self._back.follow(moment)
-                        self._back.reuse(moment)
+                self._follow_copies()
         elif self.failure is not None:
             raise self.failure
         return 0.0
+
+    def _follow_copies(self) -> None:
+        """Have the device wait for all copies that have begun: a lane does them in order, so for
+        the newest. Weights that are used first come last, so this is once in most steps."""
+        begun = list(self._moments.items())  # at one moment: the loop may add to them
+        if begun:
+            self._back.follow(begun[-1][1])
+        for chunk, moment in begun:
+            del self._moments[chunk]
+            self._back.reuse(moment)
 
     def _is_awaited(self, chunks: list[int]) -> bool:
         """Whether some are not on the device yet. The loop puts down a chunk's moment before it
