@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Lane(Protocol):
     def after(self, moment: Moment) -> None:
         """Copies from now on begin when it is reached."""
 
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         """Have `sources` copied; all must stay as they are until `reached`."""
 
     def reached(self) -> Moment:
@@ -86,7 +86,7 @@ class CudaLane:
     def after(self, moment: Any) -> None:
         self._stream.wait_event(moment)
 
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         if self._owner is None:  # a thread's current stream is its own
             torch.cuda.set_device(self._device)
             torch.cuda.set_stream(self._stream)
@@ -129,29 +129,40 @@ class Staging:
     out: Lane
     back: Lane
     clock: StepClock
-    pinned: list[int] = field(default_factory=list)
-    """Addresses of host memory that the device was told of."""
-
-    def pin(self, context: Context, *memory: Flats | None) -> None:
-        """Let copies go straight to shared memory; where that cannot be, they take longer."""
-        for flats in memory:
-            if flats is None or flats.segment is None:
-                continue
-            whole = torch.frombuffer(flats.segment.memory, dtype=torch.uint8)
-            driver: Any = torch.cuda.cudart()
-            if int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)) == 0:
-                self.pinned.append(whole.data_ptr())
-            else:
-                context.note("the GPU cannot reach shared memory by itself: copies stop the loop.")
+    pinned: "Pinned | None" = None
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # of a broken device, which was told before
             self.out.close()
             self.back.close()
-        for address in self.pinned:
+        if self.pinned is not None:
+            self.pinned.close()
+
+
+class Pinned:
+    """Host memory that GPUs were told of: their copies go straight there and stop nobody."""
+
+    def __init__(self, context: Context) -> None:
+        self._note = context.note
+        self._addresses: list[int] = []
+
+    def add(self, flats: Flats | None) -> None:
+        """Where it cannot be, copies take longer."""
+        if flats is None or flats.segment is None:
+            return
+        whole = torch.frombuffer(flats.segment.memory, dtype=torch.uint8)
+        driver: Any = torch.cuda.cudart()
+        if int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)) == 0:
+            self._addresses.append(whole.data_ptr())
+        else:
+            self._note("the GPU cannot reach shared memory by itself: copies stop the loop.")
+
+    def close(self) -> None:
+        """Before the memory goes."""
+        for address in self._addresses:
             driver: Any = torch.cuda.cudart()
             driver.cudaHostUnregister(address)
-        self.pinned.clear()
+        self._addresses.clear()
 
 
 def is_apart(device: torch.device) -> bool:
@@ -176,7 +187,9 @@ def open_staging(
         clock=context.clock,
     )
     if device.type == "cuda":
-        staging.pin(context, *memory)
+        staging.pinned = Pinned(context)
+        for flats in memory:
+            staging.pinned.add(flats)
         _say_who_shares(context)
     return staging
 

@@ -292,7 +292,7 @@ def assign_weights(exchange: Exchange) -> None:
     """The workers' weights, equal on all, become the servers'."""
     if exchange.leads or not exchange.is_shared:
         write_tensors(exchange.exchanged.tensors, exchange.held)
-    if not exchange.is_shared:
+    if exchange.serves_apart:
         push_weights(exchange)
 
 
