@@ -175,9 +175,12 @@ def test_servers_on_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
     assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rmsprop"])
-def test_optimizers_run_on_a_seat_on_the_gpu(tmp_path, optimizer):
-    changes = {"optimizer": {"name": optimizer, "learning_rate": 1e-3}, "clip_norm": 0.05}
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("adam", 1e-3), ("adagrad", 1e-3), ("rmsprop", 1e-5)]
+)
+def test_optimizers_run_on_a_seat_on_the_gpu(tmp_path, optimizer, rate):
+    # A first step of rmsprop is ten times the rate whatever the gradient: larger ones only differ.
+    changes = {"optimizer": {"name": optimizer, "learning_rate": rate}, "clip_norm": 0.05}
     folders = [tmp_path / "alone", tmp_path / "served"]
     server = "server:placement=colocated,device=cuda"
     for folder, text in zip(folders, ("single", server), strict=True):
