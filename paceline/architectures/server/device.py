@@ -31,8 +31,8 @@ from paceline.telemetry import StepClock
 CLOSING_SECONDS = 5.0
 SWITCH_SECONDS = 50e-6
 """How long a thread keeps others from the interpreter. Backward wants it for a moment at each of a
-hundred gradients, and the threads that move chunks hold it: ResNet-50 took 63 ms a step with 0.5 ms
-here, 58 with Python's own 5 ms, 50 with this (one H200, 16 slow cores)."""
+hundred gradients while the threads that move chunks hold it: ResNet-50 took 63 ms a step with 0.5
+ms here, 58 with Python's own 5 ms and 50 with this, one run each (decision 108)."""
 
 MOST_SERVER_THREADS = 8
 """More made updates of chunks no faster."""
