@@ -11,7 +11,8 @@ the device over all steps after the warm-up. Parts:
     plain     single against the plain loop, four models
     best      ResNet-50 with every option that helps
     feed      ResNet-50 fed from JPEG files and from decoded ones, against synthetic samples
-    server    ResNet-50 with its weights on servers in main memory, against single
+    server    ResNet-50 with its weights on servers, in main memory and on the GPU, against single
+    script    the same by a script of one's own (`gpu_script.py`), whose passes are not recorded
     follow    replicated, ring, pipeline and server on this one GPU train like single
     batches   P1's Figure 8: the tutorial network at batches of 1 to 400
     models    every model of the papers, in three precisions
@@ -65,10 +66,21 @@ TABLE = {
     "resnet152": 128,
     "gpt-small": 128,
 }
-SERVED = {"server-1": 1, "server-4": 4, "colocated": 0}
-"""Contender -> server processes; without any the worker's own process serves."""
+SERVED = {
+    "server-1": ("server", 1),
+    "server-4": ("server", 4),
+    "colocated": ("server:placement=colocated", 0),
+    "server-1-gpu": ("server:device=cuda", 1),
+}
+"""Contender -> its architecture and server processes."""
 
-PARTS = ("plain", "best", "feed", "server", "follow", "batches", "models")
+ONCE = ("server-4", "server-1-gpu")
+SCRIPTED = {
+    "single": ("single", 0),
+    "server-1": ("server", 1),
+    "server-1-8MiB": ("server:chunk=8MiB", 1),
+}
+PARTS = ("plain", "best", "feed", "server", "script", "follow", "batches", "models")
 CLOSE = 1e-4
 
 
@@ -150,13 +162,27 @@ class Bench:
             for repeat in range(self._given.repeats):
                 seconds = self._ours(workload)
                 self._add("server", f"resnet50-{batch}", "single", repeat, batch, seconds)
-                for name, servers in SERVED.items():
-                    if servers < 2 or repeat == 0:  # more of them are no faster: once is enough
-                        self._serve(workload, name, servers, repeat)
+                for name, (text, servers) in SERVED.items():
+                    if name not in ONCE or (repeat == 0 and batch == 128):
+                        self._serve(workload, name, text, servers, repeat)
 
-    def _serve(self, workload: spec.Workload, name: str, servers: int, repeat: int) -> None:
-        placement = "dedicated" if servers else "colocated"
-        folder = self._train(workload, spec.Server(placement=placement), 1, servers)
+    def script(self) -> None:
+        batch, steps = 128, WARMUP + 40
+        path = str(Path(__file__).with_name("gpu_script.py"))
+        script = spec.Script(path=path, arguments=(str(steps), str(batch)))
+        for repeat in range(self._given.repeats):
+            for name, (text, servers) in SCRIPTED.items():
+                if name != "server-1-8MiB" or repeat == 0:
+                    experiment = self._experiment(spec.Workload(script=script), text, 1, servers)
+                    folder = engines.run(experiment, self._folder / f"run{self._runs}")
+                    taken = folder.steps("worker0")[WARMUP:]
+                    seconds = (taken[-1].end_seconds - taken[0].start_seconds) / len(taken)
+                    self._add("script", "resnet50-128", name, repeat, batch, seconds)
+
+    def _serve(
+        self, workload: spec.Workload, name: str, text: str, servers: int, repeat: int
+    ) -> None:
+        folder = self._train(workload, spec.parse_architecture(text), 1, servers)
         members = {member.name: member for member in folder.members()}
         steps = folder.steps("worker0")[WARMUP:]
         phases = {phase for step in steps for phase in step.breakdown_seconds}
@@ -191,6 +217,8 @@ class Bench:
             ("server", 1, 1),
             ("server", 2, 1),
             ("server:placement=colocated", 2, 0),
+            ("server:device=cuda", 2, 1),
+            ("server:device=cuda,placement=colocated", 2, 0),
         ):
             row: Row = {"part": "follow", "setting": text, "workers": workers, "servers": servers}
             try:
@@ -246,12 +274,8 @@ class Bench:
         servers: int = 0,
     ) -> RunFolder:
         """One member is the built-in loop in this very process: starting it costs nothing."""
-        self._runs += 1
-        experiment = spec.Experiment(
-            workload=workload,
-            architecture=architecture,
-            cluster=spec.Cluster(workers=workers, servers=servers),
-        )
+        text = spec.format_architecture(architecture)
+        experiment = self._experiment(workload, text, workers, servers)
         path = self._folder / f"run{self._runs}"
         if workers + servers > 1:
             return engines.run(experiment, path)
@@ -267,6 +291,16 @@ class Bench:
             gc.collect()
             torch.cuda.empty_cache()
         return folder
+
+    def _experiment(
+        self, workload: spec.Workload, text: str, workers: int, servers: int
+    ) -> spec.Experiment:
+        self._runs += 1
+        return spec.Experiment(
+            workload=workload,
+            architecture=spec.parse_architecture(text),
+            cluster=spec.Cluster(workers=workers, servers=servers),
+        )
 
     def _losses(
         self,
@@ -363,6 +397,11 @@ def checks(rows: list[Row]) -> list[Row]:
             served = rate("server", setting, name)
             if alone and served:
                 check(f"{setting}: {name} / single", served / alone, 0.9)
+    alone = rate("script", "resnet50-128", "single")
+    for name in SCRIPTED:
+        served = rate("script", "resnet50-128", name)
+        if alone and served and name != "single":
+            check(f"a script of one's own: {name} / single", served / alone, 0.9)
     for row in rows:
         if row["part"] == "follow":
             worst = row.get("largest_difference", float("inf"))

@@ -108,11 +108,11 @@ class GradientTap:
         before = dict(tensor._post_accumulate_grad_hooks or {})
 
         def made(tensor: Tensor) -> None:
-            with self._remembered:
+            # A tensor that servers have would ask them before each look at its `grad`.
+            with self._remembered, torch._C.DisableTorchFunctionSubclass():
                 take(tensor)
 
         def take(tensor: Tensor) -> None:
-            self._clock.ready()
             if not self._paused and tensor.grad is not None and tensor.grad.requires_grad:
                 raise SpecError("backward", *DIFFERENTIABLE)
             if len(hooks) > 1 and _has_foreign(hooks):
@@ -146,6 +146,7 @@ class GradientTap:
 
     def _pass_over(self) -> None:
         self._in_pass = False
+        self._clock.ready()
         with self._remembered:
             if self._averages:
                 self._refuse_late_hooks()

@@ -89,6 +89,9 @@ def command(
         "stack": stack,
         "engine": "predict",
     }
+    numbers = parse_workers(workers or DEFAULT_WORKERS)
+    if (architecture or "").partition(":")[0] == "pipeline":  # there is none of one worker
+        given["workers"] = max(numbers)
     if data is not None:
         check_data(data)
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
@@ -98,7 +101,6 @@ def command(
         console.check_target(timeline, "--timeline", may_exist=timeline.is_file())
     if chakra is not None:
         console.check_target(chakra, "--chakra", may_exist=chakra.is_dir())
-    numbers = parse_workers(workers or DEFAULT_WORKERS)
     experiment = with_choice(experiment, max(numbers))
     if dry_run:
         console.out.print(spec.to_toml(experiment), markup=False)
@@ -218,6 +220,9 @@ def _show(found: "Curve") -> None:
     failures = found.points[-1].useful_fraction is not None
     if failures:
         table.add_column("useful", justify="right", no_wrap=True)
+    idle = found.points[-1].idle_fraction is not None
+    if idle:
+        table.add_column("idle", justify="right", no_wrap=True)
     table.add_column("limited by")
     for point in found.points:
         table.add_row(
@@ -227,6 +232,7 @@ def _show(found: "Curve") -> None:
             format_seconds(point.step_seconds),
             f"{point.efficiency:.0%}",
             *([f"{point.useful_fraction:.1%}"] if failures else []),
+            *([f"{point.idle_fraction or 0.0:.0%}"] if idle else []),
             point.limited_by,
         )
     out.print(f"{found.architecture}, predicted", style="bold", markup=False)

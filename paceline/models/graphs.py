@@ -74,6 +74,10 @@ class RecordedPasses:
             that each replay records anew when they are made."""
             del result
 
+    def gradient_of(self, weight: Tensor) -> Tensor | None:
+        """Where each replay makes a weight's gradient."""
+        return next((gradient for one, gradient in self._gradients if one is weight), None)
+
     def fits(self, inputs: Tensor) -> bool:
         """Whether a batch is like the one recorded; another goes the ordinary way."""
         return inputs.shape == self._shape and inputs.dtype == self._type

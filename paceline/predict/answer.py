@@ -15,6 +15,7 @@ from paceline import spec
 from paceline.errors import SpecError
 from paceline.predict.collective_step import collective_step
 from paceline.predict.outcome import REAL_DATA, Outcome
+from paceline.predict.pipeline_step import pipeline_step
 from paceline.predict.server_step import server_step
 from paceline.predict.stacks import Constants, Stack, expected, find_stack, ranges
 from paceline.predict.timeline import Timeline
@@ -61,11 +62,13 @@ def simulate(
     constants = constants or expected(stack)
     topology = topology_of(experiment)
     kind = experiment.architecture
-    if isinstance(kind, spec.Replicated | spec.Pipeline | spec.Auto):
+    if isinstance(kind, spec.Pipeline):
+        return pipeline_step(experiment, topology, stack, constants, timeline)
+    if isinstance(kind, spec.Replicated | spec.Auto):
         name = spec.architecture_name(kind)
         problem = f"{name} cannot be predicted yet."
         raise SpecError(
-            "--architecture", problem, "choose single, ring, server, average or hybrid."
+            "--architecture", problem, "choose single, ring, server, average, hybrid or pipeline."
         )
     if has_servers(kind):
         return server_step(experiment, topology, stack, constants, coarse=coarse, timeline=timeline)

@@ -9,6 +9,7 @@ from paceline.predict.answer import predict, simulate
 from paceline.predict.changes import vary
 from paceline.predict.devices import profile_for
 from paceline.predict.failures import Failures, best_every, checkpoint_seconds, useful_fraction
+from paceline.predict.outcome import Outcome
 from paceline.predict.topology import topology_of
 
 WORTH = 0.05
@@ -26,6 +27,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float
     efficiency: float
     limited_by: str
+    idle_fraction: float | None = None
+    """`pipeline`: of a step, in which a worker on average has nothing to compute: the schedule's
+    bubble, uneven stages, and activations on their way."""
+
     useful_fraction: float | None = None
     """With failures: of the time, what is spent on steps that stay."""
 
@@ -91,9 +96,17 @@ def _point(
         speedup=found.samples_per_second / alone,
         efficiency=found.samples_per_second / alone / workers,
         limited_by=found.limit,
+        idle_fraction=_idle(varied, found.outcome),
         useful_fraction=useful,
         checkpoint_every=every,
     )
+
+
+def _idle(experiment: spec.Experiment, outcome: Outcome) -> float | None:
+    if not isinstance(experiment.architecture, spec.Pipeline):
+        return None
+    waited = outcome.phases["wait"] + outcome.phases["exchange_exposed"]
+    return waited / outcome.step_seconds
 
 
 def _after_failures(

@@ -13,6 +13,7 @@ from paceline.launch.faults import check_faults
 from paceline.predict.answer import Predicted, has_servers, predict
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome
+from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares
 from paceline.record import RunFolder
 
@@ -88,6 +89,8 @@ def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
     workers, servers = experiment.cluster.workers, experiment.num_servers
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
+    if isinstance(kind, spec.Pipeline):
+        return moved_bytes(experiment)
     ring = round(2 * (workers - 1) / workers * size)
     if not has_servers(kind):
         every = kind.every if isinstance(kind, spec.Average) else 1

@@ -7,7 +7,8 @@ written, one step later, so that a GPU is not waited for.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,16 +21,28 @@ class Numbers:
     """What one worker's steps came to."""
 
     def __init__(self) -> None:
+        self.watched: Tensor | None = None
+        """Whose gradients are looked at."""
         self._seen: Tensor | None = None
-        self._is_told = False
+        self._is_told = self._is_paused = False
 
     def watch(self, trained: Sequence[Tensor]) -> None:
         """Look at the gradients of one of these from now on."""
         for tensor in trained:
             # What is no parameter warns when it is saved with a hook on it.
             if isinstance(tensor, torch.nn.Parameter) and tensor.numel() <= LARGEST_ELEMENTS:
-                tensor.register_hook(self._look)
+                self.watched = tensor
+                tensor.register_hook(self.look)
                 return
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients made inside are of no step."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def take(self) -> Tensor | None:
         """What the gradients of this step add up to; None where none came."""
@@ -50,8 +63,9 @@ class Numbers:
         self._is_told = True
         return f"{what} at step {step}; from there on nothing is learnt."
 
-    def _look(self, gradient: Tensor) -> None:
-        if gradient.layout is not torch.strided:
+    def look(self, gradient: Tensor) -> None:
+        """A gradient of what is watched is made; called by autograd, or where it is replayed."""
+        if self._is_paused or gradient.layout is not torch.strided:
             return
         total = gradient.detach().sum(dtype=torch.float32)
         self._seen = total if self._seen is None else self._seen + total

@@ -30,7 +30,9 @@ def build(options: spec.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.
         keywords["nesterov"] = True
     if options.name == "lars":
         keywords["trust"] = options.trust
-    if options.name in FUSED:
+    parameters = list(parameters)
+    on_gpu = any(parameter.is_cuda for parameter in parameters)
+    if options.name in FUSED and not (on_gpu and options.name == "adagrad"):  # torch has none there
         keywords["fused"] = True
     return TABLE[options.name](parameters, **keywords)
 

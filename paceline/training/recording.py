@@ -38,6 +38,8 @@ class Recording:
         self._passes: RecordedPasses | None = None
         self._streaming: Streaming | None = None
         self._replay: Replay | None = None
+        self._looked_at: Tensor | None = None
+        """A gradient that is looked at after each replay, which calls no hooks."""
         self._is_over = False
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -50,10 +52,14 @@ class Recording:
         if not self._passes.fits(inputs):
             return None
         if self._streaming is None:
-            return self._passes.run(inputs, targets)
-        return self._passes.run(
-            inputs, targets, before=self._streaming.settle, after=self._tell_servers
-        )
+            loss = self._passes.run(inputs, targets)
+        else:
+            loss = self._passes.run(
+                inputs, targets, before=self._streaming.settle, after=self._tell_servers
+            )
+        if self._looked_at is not None:
+            self._session.numbers.look(self._looked_at)
+        return loss
 
     def _is_ready(self, inputs: Tensor, targets: Tensor) -> bool:
         architecture = self._session.architecture
@@ -69,8 +75,9 @@ class Recording:
         return not self._is_over
 
     def _record(self, inputs: Tensor, targets: Tensor) -> None:
-        if any(weight._backward_hooks for weight in self._model.parameters()):
-            self._is_over = True  # gradients are scaled, by another number in each step
+        if has_hooks(self._model, self._session):  # gradients are scaled, anew in each step
+            self._is_over = True
+            self._session.note("passes are not recorded: something is done to each gradient.")
             return
         workload, architecture = self._workload, self._session.architecture
         assert architecture is not None
@@ -81,7 +88,8 @@ class Recording:
         if self._streaming is not None:
             self._streaming.settle()
             quiet = architecture.no_sync()
-        with self._session.clock.paused("recording"), quiet:
+        numbers = self._session.numbers
+        with self._session.clock.paused("recording"), quiet, numbers.paused():
             self._passes = RecordedPasses(
                 self._model,
                 self._loss,
@@ -91,6 +99,8 @@ class Recording:
                 rounded,
                 MARK_BYTES if self._streaming is not None else 0,
             )
+        if numbers.watched is not None:
+            self._looked_at = self._passes.gradient_of(numbers.watched)
         if self._streaming is not None:
             self._replay = self._streaming.record(self._passes.marks)
             self._is_over = self._replay is None
@@ -100,6 +110,12 @@ class Recording:
         assert self._replay is not None
         self._session.clock.ready()
         self._streaming.replay(self._replay)
+
+
+def has_hooks(model: nn.Module, session: Session) -> bool:
+    """Whether somebody wants each gradient of a step, beside those who look for wrong numbers."""
+    hooks = [hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()]
+    return any(hook != session.numbers.look for hook in hooks)
 
 
 def recording_for(

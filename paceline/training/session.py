@@ -69,7 +69,7 @@ class Session:
         self._folder = folder
         self._stack = ExitStack()
         self._loss: Tensor | None = None
-        self._numbers = Numbers()
+        self.numbers = Numbers()
         self._open_step: tuple[Step, Tensor | None, Tensor | None] | None = None
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
@@ -221,7 +221,7 @@ class Session:
         for optimizer in optimizers:
             self._follow(optimizer)
         if number == 0 and self.recorder is not None:
-            self._numbers.watch(trained.tensors)
+            self.numbers.watch(trained.tensors)
         if self._watches:
             self.watch_gradients()
         if self.workers > 1 and number == 0:
@@ -372,7 +372,7 @@ class Session:
         entry.learning_rate = None if rate is None else float(rate)
         self.recent.append(entry)
         self._write_open_step()
-        self._open_step = (entry, self._loss, self._numbers.take())
+        self._open_step = (entry, self._loss, self.numbers.take())
         self._loss = None
         self.step += 1
         for passes in self._passes:
@@ -386,7 +386,7 @@ class Session:
             entry, loss, seen = self._open_step
             self.clock.complete(entry)
             entry.loss = None if loss is None else float(loss)
-            complaint = self._numbers.complaint(self.identity.name, entry.step, entry.loss, seen)
+            complaint = self.numbers.complaint(self.identity.name, entry.step, entry.loss, seen)
             if self.recorder is not None:
                 if complaint:
                     self.recorder.note(complaint, "warning", entry.step)

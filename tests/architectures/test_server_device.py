@@ -8,6 +8,7 @@ import queue
 import random
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -63,10 +64,11 @@ class SlowLane:
     def after(self, moment):
         self._work.put(moment.synchronize)
 
-    def copy(self, target, source):
-        if target.is_floating_point():
-            target.fill_(torch.nan)  # whoever looks too early
-        self._work.put(lambda: torch.Tensor.copy_(target.detach(), source.detach()))
+    def copy(self, targets, sources):
+        for target, source in zip(targets, sources, strict=True):
+            if target.is_floating_point():
+                target.fill_(torch.nan)  # whoever looks too early
+            self._work.put(partial(torch.Tensor.copy_, target.detach(), source.detach()))
 
     def reached(self):
         moment = SlowMoment()

@@ -1,13 +1,18 @@
 """A loss or a gradient that is no number is told, with the member and the step it began with."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from paceline import spec
+from paceline.launch import identify
 from paceline.record import RunFolder
 from paceline.testing import run_members
 from paceline.training.numbers import Numbers
+from paceline.training.recording import has_hooks
+from paceline.training.session import Session
 
 
 def look(gradient, loss=1.0, numbers=None, step=3):
@@ -63,3 +68,27 @@ def test_the_first_to_go_wrong_is_named_in_the_record(tmp_path):
     told = {event.step: event.text for event in folder.events() if event.kind == "warning"}
     assert "a gradient of worker1 is not finite at step 4" in told[4]
     assert min(told) == 4
+
+
+def test_what_looks_for_wrong_numbers_does_not_keep_passes_from_being_recorded(tmp_path):
+    experiment = spec.Experiment()
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    session = Session(
+        identify({}), options=spec.Single(), folder=folder, measurement=experiment.measurement
+    )
+    model = torch.nn.Linear(3, 2)
+    try:
+        session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert model.weight._backward_hooks  # it is looked at
+        assert not has_hooks(model, session)
+        session.scale_gradients(0.5)
+        assert has_hooks(model, session)
+    finally:
+        session.close()
+
+
+def test_gradients_of_no_step_are_not_looked_at():
+    numbers = Numbers()
+    with numbers.paused():
+        assert look([math.nan, 1.0, 1.0], numbers=numbers) == ""
+    assert look([math.nan, 1.0, 1.0], numbers=numbers) != ""

@@ -6,7 +6,7 @@ watching      what the first step shows of a script; `weights` what it sees of i
 opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
 loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
               `serving`, the server's, and `carriers`, the ways between them
-device        the worker's side where its tensors are on a GPU
+device        the worker's side where its tensors are on a GPU; `device_serving` a seat on one
 updates       what servers do with gradients, and the optimizer's state on its way
 """
 

@@ -67,5 +67,8 @@ class JobPlan(Plan, frozen=True, kw_only=True):
     accelerated: bool = False
     """The workers compute on devices: the cores of their hosts are free for servers."""
 
+    device: str = "cpu"
+    """Where servers hold what they serve; what has come and goes out is in main memory."""
+
     ticket: Ticket | None = None
     """Where the served flats lie in shared memory."""

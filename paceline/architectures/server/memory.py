@@ -1,6 +1,6 @@
 """The flats of a layout as tensors: in private memory or in a shared segment."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -91,21 +91,25 @@ def pieces_of(chunk: Chunk, layout: Layout, runs: dict[int, Tensor]) -> list[Pie
     return pieces
 
 
-def gather(
-    pieces: Sequence[Piece],
-    into: Tensor,
-    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
-) -> Tensor:
-    """Put the pieces in their places, by `copy(target, source)`; the rest becomes zero."""
-    end = 0
-    for start, stop, values in pieces:
+def gather(pieces: Sequence[Piece], into: Tensor) -> Tensor:
+    """Put the pieces in their places; the rest becomes zero."""
+    targets = parts_of(into, [(start, stop) for start, stop, _ in pieces])
+    for target, (_, _, values) in zip(targets, pieces, strict=True):
+        target.copy_(values)
+    return into
+
+
+def parts_of(into: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The parts that lie in these ranges, which are in order; the rest becomes zero."""
+    parts, end = [], 0
+    for start, stop in ranges:
         if start > end:
             into[end:start].zero_()
-        copy(into[start:stop], values)
+        parts.append(into[start:stop])
         end = stop
     if end < into.numel():
         into[end:].zero_()
-    return into
+    return parts
 
 
 def is_dense(values: Tensor) -> bool:

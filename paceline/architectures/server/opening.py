@@ -46,6 +46,11 @@ class Exchange:
         return self._read.parameter(index, self.exchanged.tensors[index])
 
     @property
+    def serves_apart(self) -> bool:
+        """Servers have weights of their own, wherever this host's memory has them."""
+        return not self.is_shared or self._member.plan.device != "cpu"
+
+    @property
     def is_apart(self) -> bool:
         """What tensors read is a copy on their device of what this host holds."""
         return self._read is not self.held

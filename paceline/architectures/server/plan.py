@@ -89,6 +89,7 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         fingerprint=exchanged.fingerprint,
         optimizer=exchanged.optimizer,
         accelerated=is_apart(exchanged.device),
+        device=options.device,
     )
 
 

@@ -6,6 +6,7 @@ With `update = "worker"` averaged gradients stand in the place of weights.
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +14,17 @@ from torch import Tensor
 from paceline.architectures.server import control
 from paceline.architectures.server.carriers import Carrier, Payloads
 from paceline.architectures.server.control import JobPlan
-from paceline.architectures.server.memory import Flats, Piece, as_buffer, from_buffer
+from paceline.architectures.server.memory import Piece, as_buffer, from_buffer
 from paceline.architectures.server.updates import ChunkOptimizers, mean, only
 from paceline.protocol.actions import Drop, Work
 from paceline.protocol.messages import Push
 from paceline.protocol.seat import SeatMachine
+
+
+class Chunks(Protocol):
+    """Memory of chunks; `Flats` are."""
+
+    def chunk(self, index: int) -> Tensor: ...
 
 
 class ServerSide:
@@ -28,7 +35,7 @@ class ServerSide:
         *,
         plan: JobPlan,
         machine: SeatMachine,
-        served: Flats,
+        served: Chunks,
         carriers: Mapping[str, Carrier],
     ) -> None:
         """`carriers`: the way to each worker."""
@@ -142,8 +149,11 @@ class ServerSide:
     def state(self, chunk: int) -> tuple[control.State, list[memoryview]]:
         assert self._optimizers is not None
         tensors, scalars = self._optimizers.state(chunk)
-        payloads = [as_buffer(values.clone()) for values in tensors.values()]
+        payloads = [as_buffer(values.cpu().clone()) for values in tensors.values()]
         return control.State(chunk, list(tensors), scalars), payloads
+
+    def close(self) -> None:
+        """The seat is needed no more."""
 
     def counters(self) -> dict[str, object]:
         """What this seat saw, for the record."""

@@ -17,7 +17,14 @@ from paceline.architectures.base import Context
 from paceline.architectures.compression import make_codec
 from paceline.architectures.server.carriers import Carrier, Carriers, Local, Shared, Wire
 from paceline.architectures.server.control import AnyMessage, JobPlan
-from paceline.architectures.server.device import DeviceWorker, Staging, open_staging, use_free_cores
+from paceline.architectures.server.device import (
+    DeviceWorker,
+    Pinned,
+    Staging,
+    open_staging,
+    use_free_cores,
+)
+from paceline.architectures.server.device_serving import DeviceServerSide, seat_device
 from paceline.architectures.server.exchange import WorkerSide
 from paceline.architectures.server.loop import MemberLoop
 from paceline.architectures.server.memory import Flats
@@ -105,6 +112,8 @@ class Member:
 
     def close(self, seconds: float) -> None:
         self.loop.stop()
+        if self.server is not None:
+            self.server.close()
         self.post.close()
         for flats in self.memory:
             flats.close()
@@ -286,12 +295,18 @@ def _make_server(
     seat = plan.seat_of(own)
     assert seat is not None
     wire = Wire(store, make_codec(options.compression, options.topk_fraction))
+    device = seat_device(options, context)
+    pinned = Pinned(context) if device is not None and device.type == "cuda" else None
+    if pinned is not None and local is None:  # else the worker of this process has seen to it
+        pinned.add(store)
 
     def way_to(name: str) -> Carrier:
         if not rules.shared:
             return wire
         ticket = meeting.read(f"gradients/{name}", Ticket, name)
         gradients = Flats.shared(plan.layout, Segment.attach(ticket))
+        if pinned is not None:
+            pinned.add(gradients)
         return Shared(gradients, None, store, copies=rules.copies)
 
     workers = [f"worker{worker}" for worker in range(plan.workers)]
@@ -299,7 +314,10 @@ def _make_server(
     known = {name: here.get(name) or way_to(name) for name in workers}
     carriers = Carriers(known, way_to)
     machine = SeatMachine(plan, seat, assigned=rules.shared)
-    return ServerSide(plan=plan, machine=machine, served=store, carriers=carriers)
+    common: dict[str, Any] = {"plan": plan, "machine": machine, "carriers": carriers}
+    if device is None:
+        return ServerSide(served=store, **common)
+    return DeviceServerSide(device, published=store, pinned=pinned, **common)
 
 
 def _make_worker(

@@ -184,11 +184,12 @@ class Streaming:
 
     def step(self) -> None:
         """`optimizer.step()`: all gradients are made."""
-        self._check_gradients()
-        for index, tensor in enumerate(self.tensors):
-            left = tensor.grad is not None and tensor.grad is not self._stand_ins[index]
-            if left:  # what no_sync gathered, or the script put there
-                self.take(index)
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check_gradients()
+            for index, tensor in enumerate(self.tensors):
+                left = tensor.grad is not None and tensor.grad is not self._stand_ins[index]
+                if left:  # what no_sync gathered, or the script put there
+                    self.take(index)
         if self._norms is None:  # else the norm that was asked for has closed it
             if not self._cutter.made:
                 self.begin()
@@ -291,7 +292,7 @@ def assign_weights(exchange: Exchange) -> None:
     """The workers' weights, equal on all, become the servers'."""
     if exchange.leads or not exchange.is_shared:
         write_tensors(exchange.exchanged.tensors, exchange.held)
-    if not exchange.is_shared:
+    if exchange.serves_apart:
         push_weights(exchange)
 
 

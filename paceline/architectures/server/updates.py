@@ -44,7 +44,7 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
     )
 }
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
-"""Those with a kernel that makes one pass over memory on the CPU."""
+"""Those with a kernel that makes one pass over memory; on a GPU all but the last."""
 
 EXACTLY_FUSED = (torch.float32, torch.float64)
 """torch 2.13's fused SGD leaves most elements of a bfloat16 parameter as they were."""
@@ -180,8 +180,16 @@ class ChunkOptimizers:
             self._split(one)
         for number, part in enumerate(one.parts):
             numbers = scalars[number]
-            state: dict[str, Any] = {n: v[part.elements].clone() for n, v in tensors.items()}
-            state |= {n: torch.tensor(value) for n, value in numbers.items() if n != EXISTS}
+            there, beside = part.parameter.device, _beside(part.optimizer)
+            state: dict[str, Any] = {
+                name: value[part.elements].to(there, copy=True) for name, value in tensors.items()
+            }
+            where = there if id(part.parameter) in beside else None
+            state |= {
+                name: torch.tensor(value, device=where)
+                for name, value in numbers.items()
+                if name != EXISTS
+            }
             part.optimizer.state.pop(part.parameter, None)
             if EXISTS in numbers:
                 part.optimizer.state[part.parameter] = state
@@ -201,7 +209,8 @@ class ChunkOptimizers:
         parameter = torch.nn.Parameter(one.weights[elements])
         known = inspect.signature(self._class).parameters
         settings = {k: v for k, v in self._groups[one.group].items() if k in known}
-        if self._fused and parameter.dtype in EXACTLY_FUSED:
+        fused = self._fused and (parameter.is_cpu or self._class is not torch.optim.Adagrad)
+        if fused and parameter.dtype in EXACTLY_FUSED:
             settings["fused"] = True
         return _Part(elements, parameter, self._class([parameter], **settings))
 
@@ -230,6 +239,11 @@ def mean(parts: Sequence[Part], into: Tensor) -> Tensor:
     """
     values = [_whole(pieces, into) for pieces, _ in parts]
     weights = [weight for _, weight in parts]
+    if not into.is_cpu:
+        exact = torch.zeros_like(into, dtype=torch.promote_types(into.dtype, torch.float32))
+        for value, weight in zip(values, weights, strict=True):
+            exact.add_(value, alpha=weight)
+        return into.copy_(exact)
     if into.dtype in (torch.float16, torch.bfloat16):
         exact = torch.empty(into.shape, dtype=torch.float32)
         _sum([value.float().numpy() for value in values], weights, exact.numpy())

@@ -14,9 +14,10 @@ global norm does. Anything else is an error with the way out: a wrong number wou
 Schedulers and scripts hold on to the optimizer they made, so it is not replaced: it changes class.
 """
 
+import functools
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -62,6 +63,7 @@ OPERATORS = {
 }
 
 
+@functools.lru_cache(maxsize=4096)
 def writes(function: Any) -> bool:
     """Whether a torch function changes its first argument."""
     name = getattr(function, "__name__", "")
@@ -202,10 +204,10 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func in UNTOUCHING:
         return func(*args, **kwargs)
     target = args[0] if args and writes(func) else kwargs.get("out")
-    written = list(_found(target))
+    written = _found(target, [])
     for tensor in written:
         tensor.weights.write()
-    read = list(_found((args, kwargs)))
+    read = _found((args, kwargs), [])
     for tensor in read:
         tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
     result = func(*args, **kwargs)
@@ -231,15 +233,19 @@ def _aliased(result: Tensor, read: Sequence[Any]) -> Tensor:
     return result
 
 
-def _found(value: Any) -> Iterator[Any]:
-    """The served weights and views among arguments, in lists and dictionaries too."""
-    if isinstance(value, Served | View):
-        yield value
-    elif isinstance(value, list | tuple):
+def _found(value: Any, into: list[Any]) -> list[Any]:
+    """Add the served weights and views among arguments, in lists and dictionaries too.
+
+    Called in each layer of each step: without generators, which cost more than the search."""
+    if isinstance(value, (list, tuple)):
         for part in value:
-            yield from _found(part)
+            _found(part, into)
     elif isinstance(value, dict):
-        yield from _found(list(value.values()))
+        for part in value.values():
+            _found(part, into)
+    elif isinstance(value, (Served, View)):
+        into.append(value)
+    return into
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -338,6 +344,13 @@ class Remote(Optimizer):
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:  # what has gone cannot be written to: see `HeldGradient`
+            super().zero_grad(set_to_none=False)
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            super().zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         return type(self)._paceline_owner.saved_state()

@@ -1,0 +1,122 @@
+"""A seat on a GPU: its chunks, their sums and the optimizer's state live on the device.
+
+Gradients come, and weights go, through main memory as ever: the carriers and the machine know
+nothing of it. A gradient is on its way to the device when it has come, and an update is told of
+when its weights are back. All of it runs on a stream of the seat's own, beside a worker that trains
+on the same GPU.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.server.carriers import Carrier, Payloads
+from paceline.architectures.server.control import AssignState, JobPlan, State
+from paceline.architectures.server.device import Pinned
+from paceline.architectures.server.memory import Flats
+from paceline.architectures.server.serving import ServerSide
+from paceline.errors import SpecError
+from paceline.protocol.actions import Work
+from paceline.protocol.messages import Push
+from paceline.protocol.seat import SeatMachine
+
+
+def seat_device(options: spec.Server, context: Context) -> torch.device | None:
+    """Where this member serves; None for main memory. A worker serves on the GPU it trains on."""
+    if options.device == "cpu":
+        return None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        problem = f"device = cuda, and {context.identity.name} finds no GPU that torch can use."
+        raise SpecError("architecture server", problem, "leave device out: servers need no GPU.")
+    if context.device.type == "cuda":
+        return context.device
+    return torch.device("cuda", context.identity.local_index % gpus)
+
+
+class _Own:
+    """The chunks of one seat, on its device: nothing is taken there for those of others."""
+
+    def __init__(self, chunks: Sequence[int], like: Flats, device: torch.device) -> None:
+        self._chunks = {chunk: like.chunk(chunk).to(device, copy=True) for chunk in chunks}
+
+    def chunk(self, index: int) -> Tensor:
+        return self._chunks[index]
+
+
+class DeviceServerSide(ServerSide):
+    """A seat whose memory is a device's."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        plan: JobPlan,
+        machine: SeatMachine,
+        published: Flats,
+        carriers: Mapping[str, Carrier],
+        pinned: Pinned | None,
+    ) -> None:
+        """`published`: where carriers find weights, in main memory."""
+        self._device, self._published, self._pinned = device, published, pinned
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with self._beside():
+            own = _Own(plan.chunks_of(machine.seat), published, device)
+            super().__init__(plan=plan, machine=machine, served=own, carriers=carriers)
+            self._settle()
+
+    def keep(self, push: Push, payloads: Payloads, arrived: float) -> None:
+        super().keep(push, payloads, arrived)
+        key = push.chunk, push.worker, push.step
+        if key not in self._kept:
+            return
+        pieces, arrived = self._kept[key]
+        with self._beside():
+            moved = [(a, b, v.to(self._device, non_blocking=True)) for a, b, v in pieces]
+        self._kept[key] = moved, arrived
+
+    def work(self, work: Work) -> Sequence[float]:
+        with self._beside():
+            squared_norms = super().work(work)
+            if work.parts and work.kind != "measure":
+                began = time.monotonic()
+                self._publish(work.chunk)
+                self._busy_seconds += time.monotonic() - began
+        return squared_norms
+
+    def assign(self, chunk: int, payload: memoryview) -> None:
+        with self._beside():
+            super().assign(chunk, payload)
+            self._publish(chunk)
+
+    def assign_state(self, message: AssignState, payloads: Sequence[memoryview]) -> None:
+        with self._beside():
+            super().assign_state(message, payloads)
+            self._settle()
+
+    def state(self, chunk: int) -> tuple[State, list[memoryview]]:
+        with self._beside():
+            return super().state(chunk)
+
+    def close(self) -> None:
+        self._settle()
+        if self._pinned is not None:
+            self._pinned.close()
+
+    def _publish(self, chunk: int) -> None:
+        """Whoever is told of an update reads main memory at once: it must be there."""
+        self._published.chunk(chunk).copy_(self._served.chunk(chunk), non_blocking=True)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
