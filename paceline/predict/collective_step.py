@@ -11,7 +11,7 @@ from statistics import fmean
 
 from paceline import spec
 from paceline.predict.collectives import all_reduce_seconds, host_sum_seconds
-from paceline.predict.outcome import Outcome, Work, slowest, wait_seconds
+from paceline.predict.outcome import Outcome, Work, paces_of, slowest, wait_seconds
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
@@ -69,6 +69,7 @@ def collective_step(
         phases=phases,
         needs=needs,
         events=len(work.layers),
+        paces=paces_of(experiment, topology, constants, lambda _: step, together=True),
     )
 
 
