@@ -61,8 +61,8 @@ class ScriptProfile:
         self._forward: list[float] = []
         self._backward: list[float] = []
         self._between = 0.0
-        self._samples, self._shape = 0, (1,)
-        self._steps = 0
+        self._samples = self._steps = 0
+        self._shape: tuple[int, ...] = (1,)
 
     @classmethod
     def from_environment(
