@@ -35,6 +35,8 @@ WINDOW_BYTES = 1 << 19
 """What a connection has on its way at most. One with more to send stands in a link's queue with all
 of it, one with half of it or less with half: finer steps cost time and change nothing."""
 
+NOBODY = np.zeros(1, dtype=bool)
+
 
 class Link:
     """One direction of a cable."""
@@ -234,23 +236,29 @@ def fair_rates(weights: Numbers, most: Numbers, capacity: Numbers, claims: Numbe
 
     One row of `weights` for each connection: how many times each link is used by it.
     """
-    rates = np.where(weights.any(axis=1), 0.0, most)  # over no link only its own limit holds it
-    waiting = weights.any(axis=1)
-    free, claimed = capacity.astype(np.float64), weights * claims[:, None]
-    while waiting.any():
-        used = claimed[waiting].sum(axis=0)
-        share = np.full(len(free), math.inf)
-        np.divide(free, used, out=share, where=used > 0)
+    crosses = weights > 0
+    waiting = crosses.any(axis=1)
+    rates = np.where(waiting, 0.0, most)  # over no link only its own limit holds it
+    claimed = weights * claims[:, None]
+    used, free = claimed[waiting].sum(axis=0), capacity.astype(np.float64)
+    bounded = most < math.inf
+    some_bounded, left = bool(bounded.any()), int(waiting.sum())
+    share = np.empty(len(free))
+    while left:
+        share.fill(math.inf)
+        np.divide(free, used, out=share, where=used > 1e-9)
         least = max(0.0, float(share.min()))
-        slow = waiting & (most < least * claims)
+        slow = waiting & (most < least * claims) if some_bounded else NOBODY
         if slow.any():  # no link is what holds these up: what they leave is for the others
             chosen = waiting & (most / claims <= (most / claims)[slow].min())
             rates[chosen] = most[chosen]
         else:
             fullest = share <= least * (1 + 1e-12)
-            chosen = waiting & weights[:, fullest].any(axis=1)
+            chosen = waiting & crosses[:, fullest].any(axis=1)
             rates[chosen] = least * claims[chosen]
         free -= rates[chosen] @ weights[chosen]
         np.maximum(free, 0.0, out=free)
+        used -= claimed[chosen].sum(axis=0)
         waiting &= ~chosen
+        left = int(waiting.sum())
     return rates

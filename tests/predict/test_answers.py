@@ -187,6 +187,16 @@ def test_predict_prints_one_object(capsys):
     assert [point["workers"] for point in found["points"]] == [1, 4]
 
 
+def test_a_papers_experiment_is_predicted_where_that_is_asked_for(capsys):
+    line = "reproduce p4-throughput --quick --on predict --dry-run"
+    with pytest.raises(SystemExit) as ended:
+        main.main(line.split())
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert 'engine = "predict"' in printed
+    assert "where the experiment is made for tunnel" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -194,6 +204,9 @@ def test_predict_prints_one_object(capsys):
         ("predict --device k80 --link fast", "neither a rate such as 10gbit nor a known link"),
         ("advise --device k80 --goal cheap", '"cheap" is not a goal'),
         ("advise --device k80 --goal cost --samples 5", "a cost needs a price"),
+        ("reproduce p1-fig8 --on moon", '"moon" is not an engine'),
+        ("run --profile mine.txt examples/train_plain.py", "is not named as a profile"),
+        ("run --profile mine.json -n 2 examples/train_plain.py", "one worker is timed"),
     ],
 )
 def test_bad_flags_are_a_sentence_and_status_2(capsys, line, sentence):
