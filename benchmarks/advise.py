@@ -7,8 +7,8 @@
 
 For each setting (a model, a link, a number of hosts) the grid is everything that `advise` considers
 and that trains like one worker; what is predicted at less than 80 % of the best and is not among
-the first three is not run. The advice holds where its first choice gives at least 95 % of the best. Runs are kept with `--measured`
-as in predict.py, and slowed down as there: a round takes half an hour.
+the first three is not run. The advice holds where its first choice gives at least 95 % of the best.
+Runs are kept with `--measured` as in predict.py and slowed down as there: a round takes 20 minutes.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SETTINGS: dict[str, tuple[str, str, int]] = {
 }
 NEAR, SHARE = 0.95, 0.8
 LEAST, FEWEST = 0.8, 3
-"""Of the best by prediction, which is off by a few percent (predict.py); and so many in any case."""
+"""Of the best by prediction, which is off by a few percent; and so many in any case."""
 
 
 def main() -> None:
