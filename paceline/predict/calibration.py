@@ -75,37 +75,52 @@ def calibrate(known: Sequence[tuple[spec.Experiment, float]]) -> Calibration:
     Runs that do not depend on a constant leave it where it was expected.
     """
     stack = find_stack(OWN)
-    best = expected(stack)
-    least = _badness(stack, best, known)
+    fit, best = _Fit(stack, known), expected(stack)
+    least = fit.badness(best)
     for _ in range(ROUNDS):
         for name, values in FITTED.items():
             for value in values:
                 tried = msgspec.structs.replace(best, **{name: value})
-                badness = _badness(stack, tried, known)
+                badness = fit.badness(tried)
                 if badness < least:
                     best, least = tried, badness
     return Calibration(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         constants={name: getattr(best, name) for name in FITTED},
-        errors=_errors(stack, best, known),
+        errors=fit.errors(best),
     )
 
 
-def _errors(
-    stack: Stack, constants: Constants, known: Sequence[tuple[spec.Experiment, float]]
-) -> list[float]:
-    return [
-        math.log(simulate(experiment, stack, constants).samples_per_second / measured)
-        for experiment, measured in known
-    ]
+class _Fit:
+    """How well constants explain measured runs.
 
+    What a constant changes is a ratio of two coarse simulations, as in an interval.
+    """
 
-def _badness(
-    stack: Stack, constants: Constants, known: Sequence[tuple[spec.Experiment, float]]
-) -> float:
-    """Squared errors in units of noise, and how far constants are from what was expected."""
-    fit = sum((error / NOISE) ** 2 for error in _errors(stack, constants, known))
-    return fit + sum(_surprise(ranges(stack)[n], getattr(constants, n)) ** 2 for n in FITTED)
+    def __init__(self, stack: Stack, known: Sequence[tuple[spec.Experiment, float]]) -> None:
+        self._stack, self._experiments = stack, [experiment for experiment, _ in known]
+        coarse = self._coarse(expected(stack))
+        self._off = [
+            simulate(experiment, stack).samples_per_second / measured / rate
+            for (experiment, measured), rate in zip(known, coarse, strict=True)
+        ]
+
+    def _coarse(self, constants: Constants) -> list[float]:
+        return [
+            simulate(experiment, self._stack, constants, coarse=True).samples_per_second
+            for experiment in self._experiments
+        ]
+
+    def errors(self, constants: Constants) -> list[float]:
+        """Logarithms of predicted over measured."""
+        rates = self._coarse(constants)
+        return [math.log(off * rate) for off, rate in zip(self._off, rates, strict=True)]
+
+    def badness(self, constants: Constants) -> float:
+        """Squared errors in units of noise, and how far constants are from what was expected."""
+        fit = sum((error / NOISE) ** 2 for error in self.errors(constants))
+        known = ranges(self._stack)
+        return fit + sum(_surprise(known[n], getattr(constants, n)) ** 2 for n in FITTED)
 
 
 def _surprise(range_: Range, value: float) -> float:
