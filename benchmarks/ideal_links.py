@@ -4,8 +4,9 @@
 
 The limit in `tunnel.py` takes every link as full at all times. Two things keep it from that on any
 hardware: a layer waits for its own weights, and connections that share a link get parts of it by
-what each has queued, up to a window, however much it still has to carry. Here both hold and nothing else costs anything: no CPU,
-no latency. What a run in the tunnel takes beyond this is ours or this machine's.
+what each has queued, up to a window, however much it still has to carry. Here both hold and nothing
+else costs anything: no CPU, no latency. What a run in the tunnel takes beyond this is ours or this
+machine's.
 """
 
 import argparse
