@@ -37,7 +37,8 @@ def collective_step(
     compute = work.forward_seconds + work.backward_seconds
     exchange = _exchange(kind, topology, stack, constants)
     if isinstance(kind, spec.Average):
-        whole = exchange.seconds(work.parameter_bytes) / kind.every
+        packing = 2 * work.parameter_bytes / constants.sum_rate  # into one buffer, and out of it
+        whole = (exchange.seconds(work.parameter_bytes) + packing) / kind.every
         overlapped = min(whole, compute) if kind.overlap else 0.0
         exposed, busy = whole - overlapped, whole
         late /= kind.every**0.5
