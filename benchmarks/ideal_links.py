@@ -1,11 +1,12 @@
-"""What ideal links allow: the protocol's own machines, and links that connections divide evenly.
+"""What ideal links allow: the protocol's own machines, and links that cost nothing but bytes.
 
     python benchmarks/ideal_links.py --json
 
 The limit in `tunnel.py` takes every link as full at all times. Two things keep it from that on any
-hardware: a layer waits for its own weights, and connections that share a link get equal parts of
-it, however much each still has to carry. Here both hold and nothing else costs anything: no CPU,
-no latency. What a run in the tunnel takes beyond this is ours or this machine's.
+hardware: a layer waits for its own weights, and connections that share a link get parts of it by
+what each has queued, up to a window, however much it still has to carry. Here both hold and nothing
+else costs anything: no CPU, no latency. What a run in the tunnel takes beyond this is ours or this
+machine's.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 """Predictions beside measurements: settings of the tunnel, calibrated on a few, judged on the rest.
 
     python benchmarks/predict.py --json
-    python benchmarks/predict.py --only ring-4 --steps 6
+    python benchmarks/predict.py --only ring-4 --gbit 1.5
     python benchmarks/predict.py --measured found.json --for 420
     python benchmarks/predict.py --measured found.json --for 0 --page docs/predictions.md
 
-Four settings calibrate (CALIBRATING) and are not judged. Every pair is shown. The machine must be
-quiet: emulated hosts compute nothing, but moving their bytes is real work; `--dilation 4` makes
-that four times less a second. A round takes half an hour: with `--measured` each run is kept in a
-file as it ends, and what is there already is not measured again.
+Three settings calibrate (CALIBRATING) and are not judged. Every pair is shown. Emulated hosts
+compute nothing, but moving their bytes is real work: each setting is slowed down (dilation) until
+this machine has to move no more than `--gbit` a second in all. A round takes twenty minutes: with
+`--measured` each run is kept in a file as it ends, and what is there already is not measured again.
 """
 
 import argparse
@@ -57,7 +57,7 @@ CELLS: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "googlenet-colocated-6": ("googlenet", "server:placement=colocated", 6, 0, {}),
     "googlenet-server-4-1-latency": ("googlenet", "server", 4, 1, {"link": "1gbit,2ms"}),
 }
-CALIBRATING = ("ring-4", "server-4-2", "colocated-4", "googlenet-ring-4")
+CALIBRATING = ("ring-4", "server-4-2", "colocated-4")
 LINK, DEVICE, BATCH = "1gbit", "k80", 32
 MEDIAN, WORST, INSIDE = 0.05, 0.15, 0.90
 
@@ -83,9 +83,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", help="settings, comma-separated", default="")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dilation", type=float, default=1.0)
+    parser.add_argument("--gbit", type=float, default=3.0, help="a second, on all links together")
     parser.add_argument(
         "--measured", type=Path, help="runs are kept in this file, and not repeated"
     )
@@ -97,7 +97,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def experiment_of(name: str, steps: int = 10, dilation: float = 1.0) -> spec.Experiment:
+def experiment_of(name: str, steps: int = 11) -> spec.Experiment:
     """One setting, for the tunnel and for the predictor alike."""
     model, architecture, workers, servers, extra = CELLS[name]
     each = extra.get("each", 1)
@@ -118,7 +118,6 @@ def experiment_of(name: str, steps: int = 10, dilation: float = 1.0) -> spec.Exp
                 "link": extra.get("link", LINK),
                 "device": DEVICE,
                 "hosts": hosts,
-                "dilation": dilation,
             },
             "measurement": {"warmup_steps": 3},
         },
@@ -148,19 +147,41 @@ def measured(wanted: list[str], options: argparse.Namespace) -> dict[str, list[f
 
 def measure(name: str, options: argparse.Namespace) -> float | None:
     """Seconds of a step in one run, or None where the tunnel refused twice: a busy machine."""
-    experiment = experiment_of(name, options.steps, options.dilation)
-    for _ in range(2):
-        with tempfile.TemporaryDirectory() as temporary:
-            try:
-                folder = engines.run(experiment, Path(temporary) / name)
-            except PacelineError as error:
-                print(f"{name}, again: {error}", file=sys.stderr, flush=True)
-                time.sleep(5.0)
-                continue
-            rate = folder.summary().samples_per_second
-        if isinstance(rate, float):
-            return BATCH * experiment.cluster.workers / rate
-    return None
+    experiment = slowed(experiment_of(name, options.steps), options.gbit)
+    rate = rate_in_tunnel(experiment) or rate_in_tunnel(experiment)
+    return None if rate is None else BATCH * experiment.cluster.workers / rate
+
+
+def slowed(experiment: spec.Experiment, most_gbit: float) -> spec.Experiment:
+    """Dilated until all links together carry no more than this in a second.
+
+    A server's link is full both ways, and so is that of everyone in a ring or with a seat; who
+    only pushes to servers sends what they receive.
+    """
+    cluster, servers = experiment.cluster, experiment.num_servers
+    link = spec.parse_link(cluster.link, "[cluster]")
+    kind = experiment.architecture
+    dedicated = isinstance(kind, spec.Server) and kind.placement == "dedicated" and servers > 0
+    full = 2 * servers if dedicated else cluster.workers + servers
+    gbit = full * link.bandwidth_bits_per_second / 1e9
+    return spec.replace(experiment, dilation=max(1.0, gbit / most_gbit))
+
+
+def rate_in_tunnel(experiment: spec.Experiment) -> float | None:
+    """Samples per second of one run; None where the tunnel refused."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            folder = engines.run(experiment, Path(temporary) / "run")
+        except PacelineError as error:
+            print(f"{experiment.name}: {error}", file=sys.stderr, flush=True)
+            return None
+        summary = folder.summary()
+    cores = sum(m.cpu_fraction for m in summary.members if isinstance(m.cpu_fraction, float))
+    took = f"{time.monotonic() - began:.0f} s at dilation {experiment.cluster.dilation:.2f}"
+    print(f"{experiment.name}: {took}, {cores:.2f} cores", file=sys.stderr, flush=True)
+    rate = summary.samples_per_second
+    return rate if isinstance(rate, float) else None
 
 
 def rate_of(row: dict[str, Any]) -> float:

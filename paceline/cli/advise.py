@@ -32,18 +32,18 @@ def command(
     goal: Annotated[str, typer.Option(help="throughput, time or cost.")] = "throughput",
     samples: Annotated[float, typer.Option(help="For time and cost: how many samples.")] = 0.0,
     price: Annotated[float, typer.Option(help="For cost: of one host for an hour.")] = 0.0,
+    runs: Annotated[Path, typer.Option(help="Where a calibration is looked for.")] = Path("runs"),
     json: flags.Json = False,
 ) -> None:
     """Rank architectures with their settings for a goal; predicted, not run."""
     from paceline import spec
     from paceline.cli import console
-    from paceline.cli.predict import with_hosts
+    from paceline.cli.predict import of_profile, stack_of, with_hosts
     from paceline.predict.advice import advise
 
     _check(goal, samples, price, hosts, per_host)
     given = {
-        "model": model,
-        "batch": batch,
+        **of_profile(device, model, batch),
         "link": link,
         "inside": inside,
         "device": device,
@@ -58,6 +58,7 @@ def command(
         goal=goal,  # type: ignore[arg-type]
         num_samples=samples,
         host_price_per_hour=price,
+        stack=stack_of(experiment, runs),
     )
     if json:
         console.print_json(found)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from paceline.predict.curve import Curve
     from paceline.predict.failures import Failures
     from paceline.predict.scorecard import Score
+    from paceline.predict.stacks import Stack
 
 SETTINGS = {
     "epilog": "Example: paceline predict --model resnet50 --device v100 --batch 64 "
@@ -41,6 +42,14 @@ def command(
     against: Annotated[
         Path | None, typer.Option(help="A measured run: predict it and show the error.")
     ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Measured runs of this machine, one or more: find its constants from them; "
+            "predictions beside these runs use them.",
+        ),
+    ] = None,
     scorecard: Annotated[
         bool, typer.Option("--scorecard", help="Every prediction that was later measured.")
     ] = False,
@@ -58,7 +67,9 @@ def command(
     checkpoint_every: Annotated[
         int, typer.Option(help="With --mtbf: steps between checkpoints; 0 for the best.")
     ] = 0,
-    runs: Annotated[Path, typer.Option(help="Where the scorecard is kept.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Where scorecard and calibration are kept.")] = Path(
+        "runs"
+    ),
     json: flags.Json = False,
     dry_run: flags.DryRun = False,
 ) -> None:
@@ -73,13 +84,15 @@ def command(
     if scorecard:
         _show_scores(scores.read(runs), json)
         return
+    if calibrate:
+        _calibrate(calibrate, runs, json)
+        return
     if against is not None:
         _score(against, runs, json)
         return
     given = {
-        "model": model,
+        **of_profile(device, model, batch),
         "data": data,
-        "batch": batch,
         "architecture": architecture,
         "servers": servers,
         "link": link,
@@ -105,7 +118,7 @@ def command(
     if dry_run:
         console.out.print(spec.to_toml(experiment), markup=False)
         return
-    found = curve.scaling_curve(experiment, numbers, failures)
+    found = curve.scaling_curve(experiment, numbers, failures, stack_of(experiment, runs))
     if timeline is not None:
         _draw(experiment, max(numbers), timeline)
     if chakra is not None:
@@ -129,6 +142,16 @@ def _draw(experiment: "spec.Experiment", workers: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.write(path)
     console.err.print(f"timeline of {workers} workers: {path} (open it in Perfetto)", markup=False)
+
+
+def of_profile(device: str | None, model: str | None, batch: int | None) -> dict[str, object]:
+    """Model and batch as given; a profile file that is given alone says both."""
+    from paceline.spec.profile import load_profile
+
+    if model is None and device is not None and device.endswith(".json"):
+        profile = load_profile(Path(device))
+        return {"model": profile.model, "batch": batch or profile.batch}
+    return {"model": model, "batch": batch}
 
 
 def check_data(name: str) -> None:
@@ -244,6 +267,36 @@ def _show(found: "Curve") -> None:
     if found.enough_workers < last.workers:
         text = f"More than {found.enough_workers} workers do not help: {last.limited_by} limit."
         out.print(text, markup=False)
+
+
+def stack_of(experiment: "spec.Experiment", runs: Path) -> "Stack":
+    """Whose software, with what was found about this machine; says so."""
+    from paceline.cli import console
+    from paceline.predict.calibration import FILE, stack_for
+
+    found, date = stack_for(experiment, runs)
+    if date:
+        console.err.print(f"constants as calibrated on {date}: {runs / FILE}", markup=False)
+    return found
+
+
+def _calibrate(paths: list[Path], runs: Path, json: bool) -> None:
+    """Find this machine's constants, and keep them."""
+    from paceline.cli import console
+    from paceline.cli.runs import open_run
+    from paceline.predict import calibration
+
+    found = calibration.from_runs([open_run(path) for path in paths])
+    runs.mkdir(parents=True, exist_ok=True)
+    calibration.save(found, runs / calibration.FILE)
+    if json:
+        console.print_json(found)
+        return
+    for name, value in found.constants.items():
+        console.out.print(f"{name:18} {value:.4g}", markup=False)
+    for path, error in zip(paths, found.errors, strict=True):
+        console.out.print(f"{path}: predicted {error:+.1%} with these", markup=False)
+    console.out.print(f"kept in {runs / calibration.FILE}, {found.date}", markup=False)
 
 
 def _score(run: Path, runs: Path, json: bool) -> None:

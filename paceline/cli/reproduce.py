@@ -19,6 +19,9 @@ def command(
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Every experiment, and stop.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small: minutes on two cores.")] = False,
+    on: Annotated[
+        str | None, typer.Option(help="Another engine than the experiment's own: predict.")
+    ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where data sets already lie.")] = None,
     peers: flags.Peers = None,
     peer_python: flags.PeerPython = None,
@@ -42,6 +45,8 @@ def command(
         raise SpecError("--data-dir", f"there is no folder {data_dir!r}.", "check the path.")
     pythons = flags.pythons(peer_python)
     chosen = [_sized(preset, quick, data_dir) for preset in papers.find(names)]
+    if on is not None:
+        chosen = [_on(preset, on) for preset in chosen]
     if peers is not None:
         flags.refuse_nothing("peers", peers)
         chosen = [spec.vary(preset, {}, {"peers": flags.words(peers)}) for preset in chosen]
@@ -54,6 +59,24 @@ def command(
     for comparison in chosen:
         path = console.new_run_path(comparison.name, out / comparison.name if out else None)
         reproducing.run(comparison, path, pythons, json=json, verbose=verbose)
+
+
+def _on(preset: "Comparison", engine: str) -> "Comparison":
+    """The preset on another engine, and its page says so."""
+    import msgspec
+
+    from paceline import spec
+    from paceline.errors import SpecError, suggest
+
+    engines = ("here", "tunnel", "predict")
+    if engine not in engines:
+        raise SpecError("--on", f'"{engine}" is not an engine.', suggest(engine, engines))
+    moved = spec.vary(preset, {"engine": engine}, {})
+    if moved.paper is None or engine == preset.experiment.engine:
+        return moved
+    note = f"On {engine}, where the experiment is made for {preset.experiment.engine}."
+    paper = msgspec.structs.replace(moved.paper, differs=(*moved.paper.differs, note))
+    return msgspec.structs.replace(moved, paper=paper)
 
 
 def _sized(preset: "Comparison", quick: bool, data_dir: str | None) -> "Comparison":

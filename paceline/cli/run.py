@@ -50,6 +50,13 @@ def command(
             "HOST:PORT with PACELINE_KEY as there.",
         ),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Time three steps on one worker, write this file for "
+            "`predict --device FILE`, and end."
+        ),
+    ] = None,
     out: flags.Out = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live page while it runs.")
@@ -76,6 +83,10 @@ def command(
         given = [name for name, value in {**beside, **changes}.items() if value]
         training.join(_asked(script, tuple(arguments or ()), module), join, given)
     experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
+    if profile is not None:
+        given = [name for name, value in changes.items() if value and name != "threads"]
+        _profile(experiment, profile, given, out, json=json)
+        return
     if training.is_member(os.environ):
         training.run_as_member(experiment)
     training.check_applies(experiment)
@@ -84,6 +95,39 @@ def command(
         console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch)
+
+
+def _profile(
+    experiment: "spec.Experiment", path: Path, given: list[str], out: Path | None, *, json: bool
+) -> None:
+    """Let one worker run until enough was seen of its steps."""
+    from paceline import spec
+    from paceline.cli import console, training
+    from paceline.errors import SpecError
+    from paceline.spec.profile import load_profile
+    from paceline.training.script_profile import VARIABLE
+    from paceline.units import format_bytes, format_seconds
+
+    if given:
+        problem = f"--{given[0]} does not go with it: one worker is timed, here."
+        raise SpecError("--profile", problem, "leave it out.")
+    if path.suffix != ".json":
+        raise SpecError("--profile", f"{path} is not named as a profile.", f"write {path}.json.")
+    console.check_target(path, "--profile", may_exist=path.is_file())
+    experiment = training.resolved(spec.replace(experiment, architecture=spec.Single()))
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.environ[VARIABLE] = str(path.absolute())
+    training.train(experiment, out, json=json)
+    if not path.exists():
+        problem = "the script ended before its third step, so that nothing is known of it."
+        raise SpecError("--profile", problem, "let it take three steps or more.")
+    found = load_profile(path)
+    step, size = found.step_seconds(found.batch), format_bytes(found.parameter_bytes)
+    text = f"profile in {path}: {found.batch} samples in {format_seconds(step)}, {size} to exchange"
+    console.err.print(text, markup=False, soft_wrap=True)
+    fix = f"paceline predict --device {path} --architecture ring --link 10gbit"
+    console.err.print(f"next: {fix}", markup=False, soft_wrap=True)
 
 
 def _asked(script: str, arguments: tuple[str, ...], module: bool) -> "spec.Experiment":

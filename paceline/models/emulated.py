@@ -173,7 +173,8 @@ def skip_updates(optimizer: Optimizer) -> None:
     One that only asks servers to update goes on doing so.
     """
     kind = type(optimizer)
-    if kind.__module__.startswith("torch.optim."):
+    # Of a class that was mixed into, only the method says whose it is: the class keeps its module.
+    if kind.step.__module__.startswith("torch.optim."):
         skipping: Any = optimizer
         skipping.__class__ = type(kind.__name__, (kind,), {"step": _no_step})
         skipping._patch_step_function()  # hooks around `step` belong to the class

@@ -208,7 +208,7 @@ def measure_layers(
     told: Callable[[], None] = lambda: None,
 ) -> list[LayerTimes]:
     """Forward and backward seconds of each layer on the device where `sample` lies."""
-    moments: _Moments = _CudaMoments() if sample.is_cuda else _HostMoments()
+    moments: _Moments = CudaMoments() if sample.is_cuda else _HostMoments()
     probe = _Probe(model, sample, moments)
     loss_of = nn.CrossEntropyLoss()
 
@@ -243,7 +243,7 @@ def measure_step(
     told: Callable[[], None] = lambda: None,
 ) -> float:
     """Median seconds of a whole forward and backward pass, without any hook."""
-    moments: _Moments = _CudaMoments() if sample.is_cuda else _HostMoments()
+    moments: _Moments = CudaMoments() if sample.is_cuda else _HostMoments()
     loss_of, taken = nn.CrossEntropyLoss(), []
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
@@ -316,7 +316,7 @@ class _HostMoments:
         return float(_untyped(end) - _untyped(start))
 
 
-class _CudaMoments:
+class CudaMoments:
     """CUDA events: moments of the stream, whatever the host is doing meanwhile."""
 
     def mark(self) -> object:

@@ -15,6 +15,7 @@ from paceline import spec
 from paceline.errors import SpecError
 from paceline.predict.answer import Predicted, predict, simulate
 from paceline.predict.outcome import Outcome
+from paceline.predict.stacks import Stack
 
 Goal = Literal["throughput", "time", "cost"]
 NEAR = 1.10
@@ -56,19 +57,23 @@ def advise(
     goal: Goal = "throughput",
     num_samples: float = 0.0,
     host_price_per_hour: float = 0.0,
+    stack: Stack | None = None,
 ) -> Advice:
     """Rank what fits on `hosts` hosts like the experiment's, the best for `goal` first.
 
-    `time` and `cost` are those of `num_samples`; a cost needs a price.
+    `time` and `cost` are those of `num_samples`; a cost needs a price. `stack`: with the constants
+    of a machine.
     """
     per_host = max(1, max((host.workers for host in experiment.cluster.hosts), default=1))
-    tried = [(e, simulate(e)) for e in candidates(experiment, hosts, per_host)]
+    tried = [(e, simulate(e, stack)) for e in candidates(experiment, hosts, per_host)]
     tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal, per_host))
     alike = [pair for pair in tried if trains_like_single(pair[0].architecture)]
     best = _merit(alike[0][1], alike[0][0], goal, per_host)
     near = [pair for pair in alike if _merit(pair[1], pair[0], goal, per_host) * NEAR >= best]
     kept = near[:6] if len(near) >= 3 else alike[:3]
-    ranked = [_advised(e, predict(e), per_host, num_samples, host_price_per_hour) for e, _ in kept]
+    ranked = [
+        _advised(e, predict(e, stack), per_host, num_samples, host_price_per_hour) for e, _ in kept
+    ]
     ranked = [ranked[0], *(_compared(other, ranked[0]) for other in ranked[1:])]
     return Advice(goal=goal, ranked=ranked, remarks=_remarks(tried))
 
@@ -241,8 +246,8 @@ def _compression(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
     for gbit in (0.3, 1, 3, 10, 30):
         plain = spec.replace(experiment, link=f"{gbit}gbit")
         smaller = spec.replace(plain, architecture=packed)
-        gain = simulate(smaller).samples_per_second / simulate(plain).samples_per_second
-        if gain >= COMPRESSION_PAYS:
+        rates = [simulate(e, coarse=True).samples_per_second for e in (smaller, plain)]
+        if rates[0] / rates[1] >= COMPRESSION_PAYS:
             paying.append(gbit)
     if not paying:
         return "16-bit gradients (compression=fp16) do not pay at any link rate here."

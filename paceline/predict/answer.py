@@ -141,7 +141,7 @@ def _matters(name: str, experiment: spec.Experiment) -> bool:
     if name in COLLECTIVES_ONLY:
         return not servers
     if name in SERVERS_ONLY:
-        return servers
+        return servers or (name == "sum_rate" and isinstance(kind, spec.Average))
     if name == "input_fraction":
         return workload.data in REAL_DATA
     if name == "jitter_fraction":

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from paceline import spec
 from paceline.predict.collectives import all_reduce_seconds, host_sum_seconds
-from paceline.predict.outcome import Outcome, Work, slowest, wait_seconds
+from paceline.predict.outcome import Outcome, Work, paces_of, slowest, wait_seconds
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
@@ -37,7 +37,8 @@ def collective_step(
     compute = work.forward_seconds + work.backward_seconds
     exchange = _exchange(kind, topology, stack, constants)
     if isinstance(kind, spec.Average):
-        whole = exchange.seconds(work.parameter_bytes) / kind.every
+        packing = 2 * work.parameter_bytes / constants.sum_rate  # into one buffer, and out of it
+        whole = (exchange.seconds(work.parameter_bytes) + packing) / kind.every
         overlapped = min(whole, compute) if kind.overlap else 0.0
         exposed, busy = whole - overlapped, whole
         late /= kind.every**0.5
@@ -69,6 +70,7 @@ def collective_step(
         phases=phases,
         needs=needs,
         events=len(work.layers),
+        paces=paces_of(experiment, topology, constants, lambda _: step, together=True),
     )
 
 

@@ -10,6 +10,7 @@ from paceline.predict.changes import vary
 from paceline.predict.devices import profile_for
 from paceline.predict.failures import Failures, best_every, checkpoint_seconds, useful_fraction
 from paceline.predict.outcome import Outcome
+from paceline.predict.stacks import Stack
 from paceline.predict.topology import topology_of
 
 WORTH = 0.05
@@ -49,11 +50,15 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scaling_curve(
-    experiment: spec.Experiment, workers: Sequence[int], failures: Failures | None = None
+    experiment: spec.Experiment,
+    workers: Sequence[int],
+    failures: Failures | None = None,
+    stack: Stack | None = None,
 ) -> Curve:
     """Predict `experiment` for each number of workers; with `failures`, what they leave."""
-    alone = simulate(_alone(experiment)).samples_per_second
-    points = [_point(experiment, number, alone, failures) for number in sorted(set(workers))]
+    alone = simulate(_alone(experiment), stack).samples_per_second
+    numbers = sorted(set(workers))
+    points = [_point(experiment, number, alone, failures, stack) for number in numbers]
     return Curve(
         architecture=spec.format_architecture(experiment.architecture),
         single_samples_per_second=alone,
@@ -79,13 +84,17 @@ def _alone(experiment: spec.Experiment) -> spec.Experiment:
 
 
 def _point(
-    experiment: spec.Experiment, workers: int, alone: float, failures: Failures | None
+    experiment: spec.Experiment,
+    workers: int,
+    alone: float,
+    failures: Failures | None,
+    stack: Stack | None,
 ) -> Point:
     if workers == 1 and not isinstance(experiment.architecture, spec.Server):
         varied = _alone(experiment)
     else:
         varied = vary(experiment, workers=workers)
-    found = predict(varied)
+    found = predict(varied, stack)
     useful, every = _after_failures(varied, found.outcome.step_seconds, failures)
     return Point(
         workers=workers,

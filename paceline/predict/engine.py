@@ -12,7 +12,7 @@ from paceline.errors import SpecError
 from paceline.launch.faults import check_faults
 from paceline.predict.answer import Predicted, has_servers, predict
 from paceline.predict.devices import profile_for
-from paceline.predict.outcome import Outcome
+from paceline.predict.outcome import Outcome, Pace
 from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares
 from paceline.record import RunFolder
@@ -33,7 +33,7 @@ def predicted(
     """Predict the experiment and leave it as a run folder."""
     if experiment.workload.script is not None:
         problem = "a script can be run, not predicted: nothing is known of its layers."
-        fix = "profile its model with `paceline profile`, and predict that."
+        fix = "time it with `paceline run --profile FILE`, then `paceline predict --device FILE`."
         raise SpecError("--on predict", problem, fix)
     check_faults(experiment)
     found = predict(experiment)
@@ -76,12 +76,26 @@ def _write_members(
                 bytes_received=received * steps,
             )
             folder.write_member(member)
-            _write_series(folder, name, outcome, steps, (sent, received))
+            pace = _pace_of(outcome, index) if role == "worker" else _typical(outcome)
+            _write_series(folder, name, pace, steps, (sent, received))
             if role == "worker":
-                _write_steps(folder, experiment, name, outcome, steps)
+                _write_steps(folder, experiment, name, pace, steps)
     left = max(0, workers - WRITTEN_MEMBERS)
     if left:
         _note(folder, f"{left} more workers behave like these and have no files of their own")
+
+
+def _typical(outcome: Outcome) -> Pace:
+    return Pace(workers=0, step_seconds=outcome.step_seconds, phases=outcome.phases)
+
+
+def _pace_of(outcome: Outcome, worker: int) -> Pace:
+    """How fast this worker goes: workers are numbered in the order of hosts."""
+    for pace in outcome.paces:
+        if worker < pace.workers:
+            return pace
+        worker -= pace.workers
+    return _typical(outcome)
 
 
 def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
@@ -104,12 +118,12 @@ def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
 
 
 def _write_series(
-    folder: RunFolder, name: str, outcome: Outcome, steps: int, moved: tuple[int, int]
+    folder: RunFolder, name: str, pace: Pace, steps: int, moved: tuple[int, int]
 ) -> None:
     """What the member's cable carried, a sample for each step."""
     samples = [
         record.Sample(
-            time_seconds=(step + 1) * outcome.step_seconds,
+            time_seconds=(step + 1) * pace.step_seconds,
             bytes_sent=moved[0],
             bytes_received=moved[1],
         )
@@ -133,11 +147,11 @@ def _host(experiment: spec.Experiment, role: str, index: int) -> str:
 
 
 def _write_steps(
-    folder: RunFolder, experiment: spec.Experiment, name: str, outcome: Outcome, steps: int
+    folder: RunFolder, experiment: spec.Experiment, name: str, pace: Pace, steps: int
 ) -> None:
     workers = experiment.cluster.workers
     samples = experiment.workload.global_batch_for(workers) // workers
-    seconds, phases = outcome.step_seconds, outcome.phases
+    seconds, phases = pace.step_seconds, pace.phases
     until_ready = phases["input"] + phases["forward"] + phases["backward"]
     entries = [
         record.Step(

@@ -23,7 +23,7 @@ from paceline.predict.outcome import Work
 from paceline.predict.pulling import PullingWorker
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
-from paceline.predict.topology import Topology, rate_of
+from paceline.predict.topology import HostClass, Topology, rate_of
 from paceline.predict.virtual import Path, VirtualJob
 from paceline.protocol.actions import Send
 from paceline.protocol.actions import Work as SeatWork
@@ -299,7 +299,7 @@ class Job:
             self.clock.after(delay, device.go_on)
         if not self.clock.run(self._is_settled):
             raise AssertionError("the virtual job stands still: a protocol waits for ever")
-        return self._step_seconds()
+        return self.step_seconds()
 
     def _is_settled(self) -> bool:
         if not self._ended:  # asked after everything that happens
@@ -313,17 +313,19 @@ class Job:
         first, second = (b - a for a, b in pairwise(self._devices[0].step_ends[-3:]))
         return abs(first - second) < SETTLED * second
 
-    def _step_seconds(self) -> float:
-        """Of the typical worker; in step, the same for all."""
-        per_group = [
-            statistics.median(b - a for a, b in pairwise(ends[WARMUP_STEPS - 1 :]))
-            if self._together
-            else (ends[-1] - ends[WARMUP_STEPS - 1]) / (len(ends) - WARMUP_STEPS)
-            for ends in (device.step_ends for device in self._devices)
+    def step_seconds(self, of: HostClass | None = None) -> float:
+        """Of the typical worker, of all or of one class; in step, the same for all."""
+        found = [
+            (group.count, self._seconds_of(device.step_ends))
+            for group, device in zip(self._groups, self._devices, strict=True)
+            if of is None or group.cell.of is of
         ]
-        total = sum(group.count for group in self._groups)
-        rate = sum(g.count / s for g, s in zip(self._groups, per_group, strict=True))
-        return total / rate
+        return sum(count for count, _ in found) / sum(count / step for count, step in found)
+
+    def _seconds_of(self, ends: Sequence[float]) -> float:
+        if self._together:
+            return statistics.median(b - a for a, b in pairwise(ends[WARMUP_STEPS - 1 :]))
+        return (ends[-1] - ends[WARMUP_STEPS - 1]) / (len(ends) - WARMUP_STEPS)
 
     def needs(self) -> dict[str, float]:
         """Kind of resource -> seconds that the busiest of its kind was busy in each step."""

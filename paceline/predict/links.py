@@ -5,10 +5,11 @@
     links.add("server0 in", 125e6)
     links.send(("worker0", "server0"), ("worker0 out", "server0 in"), 262144, arrived)
 
-A *connection* carries its messages one after the other, as TCP does; connections that are sending
-divide every link they cross evenly, and what one cannot use because it is held up elsewhere goes to
-the others. A message has *departed* when its last byte has left, and *arrives* after the latencies
-of its links. Knows nothing of what is carried.
+A *connection* carries its messages one after the other, as TCP does. Connections that are sending
+divide every link they cross by what each has in its queue, up to a window: a queue in front of a
+link serves whoever stands in it. So with much to send they divide it evenly, and what one cannot
+use because it is held up elsewhere goes to the others. A message has *departed* when its last byte
+has left, and *arrives* after the latencies of its links. Knows nothing of what is carried.
 
 A connection may stand for many alike: `("server0 in", 64.0)` in a path says that for each byte of
 this message 64 cross that link, and the connection counts as 64 of its users.
@@ -29,6 +30,12 @@ from paceline.predict.clock import Alarm, Clock, Then
 Numbers = NDArray[np.float64]
 NOTHING_BYTES = 1e-6
 """Less than this of a message is left over by rounding."""
+
+WINDOW_BYTES = 1 << 19
+"""What a connection has on its way at most. One with more to send stands in a link's queue with all
+of it, one with half of it or less with half: finer steps cost time and change nothing."""
+
+NOBODY = np.zeros(1, dtype=bool)
 
 
 class Link:
@@ -59,6 +66,12 @@ class _Connection:
         """Links with how many alike this connection stands for on each."""
         self.latency_seconds = sum(link.latency_seconds for link in links)
         self.queue: deque[_Message] = deque()
+        self.queued_bytes = 0.0
+
+    @property
+    def claim(self) -> float:
+        """On the links it crosses, beside others."""
+        return 1.0 if self.queued_bytes > WINDOW_BYTES / 2 else 0.5
 
 
 class Links:
@@ -73,11 +86,12 @@ class Links:
         self._most: Numbers = np.zeros(0)
         self._left: Numbers = np.zeros(0)
         self._rate: Numbers = np.zeros(0)
-        self._sending: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._claim: Numbers = np.zeros(0)
+        """Of those that are sending; the others have none."""
         self._since = 0.0
         """When `_left` was true."""
         self._shared: dict[bytes, Numbers] = {}
-        """Who sends -> everybody's rate: the same ones send at the same time again and again."""
+        """Claims -> everybody's rate: the same ones send at the same time again and again."""
         self._unfair = False
         """Somebody has begun or stopped to send since the rates were computed."""
         self._alarm: Alarm | None = None
@@ -115,11 +129,16 @@ class Links:
                 connection, path, most_bytes_per_second
             )
         way.queue.append(_Message(size_bytes, arrived, departed))
+        way.queued_bytes += size_bytes
         if len(way.queue) == 1:
             way.queue[0].began = self._clock.now
             self._advance()
             self._left[way.row], self._rate[way.row] = size_bytes, 0.0
-            self._sending[way.row] = True
+        self._set_claim(way, way.claim)
+
+    def _set_claim(self, way: _Connection, claim: float) -> None:
+        if self._claim[way.row] != claim:
+            self._claim[way.row] = claim
             self._reconsider()
 
     def _connect(
@@ -145,7 +164,7 @@ class Links:
         self._most = np.append(self._most, np.full(more, math.inf))
         self._left = np.append(self._left, np.zeros(more))
         self._rate = np.append(self._rate, np.zeros(more))
-        self._sending = np.append(self._sending, np.zeros(more, dtype=bool))
+        self._claim = np.append(self._claim, np.zeros(more))
 
     def _advance(self) -> None:
         """Let what was under way until now arrive."""
@@ -162,12 +181,13 @@ class Links:
     def _share(self) -> None:
         self._unfair = False
         self._advance()
-        key = self._sending.tobytes()
+        key = self._claim.tobytes()
         if key not in self._shared:
-            rows = np.flatnonzero(self._sending)
+            rows = np.flatnonzero(self._claim)
             capacity = np.array([link.bytes_per_second for link in self._links.values()])
             rates = np.zeros(len(self._rate))
-            rates[rows] = fair_rates(self._weights[rows], self._most[rows], capacity)
+            claims = self._claim[rows]
+            rates[rows] = fair_rates(self._weights[rows], self._most[rows], capacity, claims)
             self._shared[key] = rates
         self._rate[:] = self._shared[key]
         self._set_alarm()
@@ -186,13 +206,14 @@ class Links:
         self._alarm = None
         self._advance()
         nothing = NOTHING_BYTES + 1e-12 * self._clock.now * self._rate
-        for row in np.flatnonzero(self._sending & (self._rate > 0) & (self._left <= nothing)):
+        for row in np.flatnonzero((self._rate > 0) & (self._left <= nothing)):
             self._depart(self._rows[row])
         if not self._unfair:
             self._set_alarm()
 
     def _depart(self, way: _Connection) -> None:
         message = way.queue.popleft()
+        way.queued_bytes -= message.size_bytes
         for link, weight in way.links.items():
             link.carried_bytes += message.size_bytes * weight
         if self.on_carried is not None:
@@ -204,34 +225,40 @@ class Links:
         if way.queue:
             way.queue[0].began = self._clock.now
             self._left[way.row] = way.queue[0].size_bytes
+            self._set_claim(way, way.claim)
         else:
-            self._sending[way.row] = False
             self._rate[way.row] = 0.0
-            self._reconsider()
+            self._set_claim(way, 0.0)
 
 
-def fair_rates(weights: Numbers, most: Numbers, capacity: Numbers) -> Numbers:
-    """Fill the fullest link evenly, then the next with what is left, until all have a rate.
+def fair_rates(weights: Numbers, most: Numbers, capacity: Numbers, claims: Numbers) -> Numbers:
+    """Fill the fullest link by claims, then the next with what is left, until all have a rate.
 
     One row of `weights` for each connection: how many times each link is used by it.
     """
-    rates = np.where(weights.any(axis=1), 0.0, most)  # over no link only its own limit holds it
-    waiting = weights.any(axis=1)
-    free = capacity.astype(np.float64)
-    while waiting.any():
-        used = weights[waiting].sum(axis=0)
-        share = np.full(len(free), math.inf)
-        np.divide(free, used, out=share, where=used > 0)
+    crosses = weights > 0
+    waiting = crosses.any(axis=1)
+    rates = np.where(waiting, 0.0, most)  # over no link only its own limit holds it
+    claimed = weights * claims[:, None]
+    used, free = claimed[waiting].sum(axis=0), capacity.astype(np.float64)
+    bounded = most < math.inf
+    some_bounded, left = bool(bounded.any()), int(waiting.sum())
+    share = np.empty(len(free))
+    while left:
+        share.fill(math.inf)
+        np.divide(free, used, out=share, where=used > 1e-9)
         least = max(0.0, float(share.min()))
-        slow = waiting & (most < least)
+        slow = waiting & (most < least * claims) if some_bounded else NOBODY
         if slow.any():  # no link is what holds these up: what they leave is for the others
-            chosen = waiting & (most <= most[slow].min())
-            rates[chosen] = most[slow].min()
+            chosen = waiting & (most / claims <= (most / claims)[slow].min())
+            rates[chosen] = most[chosen]
         else:
             fullest = share <= least * (1 + 1e-12)
-            chosen = waiting & weights[:, fullest].any(axis=1)
-            rates[chosen] = least
+            chosen = waiting & crosses[:, fullest].any(axis=1)
+            rates[chosen] = least * claims[chosen]
         free -= rates[chosen] @ weights[chosen]
         np.maximum(free, 0.0, out=free)
+        used -= claimed[chosen].sum(axis=0)
         waiting &= ~chosen
+        left = int(waiting.sum())
     return rates

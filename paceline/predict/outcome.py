@@ -1,6 +1,7 @@
 """What one simulation found, and what a device does in a step: shared by all ways to exchange."""
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import msgspec
@@ -27,6 +28,14 @@ REAL_DATA = ("imagefolder",)
 """Data sets whose samples must be decoded."""
 
 
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the workers of one class of hosts."""
+
+    workers: int
+    step_seconds: float
+    phases: dict[str, float]
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a typical worker, and how long each resource is needed in it."""
 
@@ -40,6 +49,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     events: int = 0
     """Things that happened on the virtual clock: what the prediction cost."""
+
+    paces: tuple[Pace, ...] = ()
+    """For each class of hosts with workers, in order; none where all are alike."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +137,36 @@ def slowest(experiment: spec.Experiment, topology: Topology, constants: Constant
     """The class that everybody waits for where everybody waits."""
     works = [work_of(experiment, c, topology, constants) for c in topology.computing]
     return max(works, key=lambda work: work.busy_seconds)
+
+
+def paces_of(
+    experiment: spec.Experiment,
+    topology: Topology,
+    constants: Constants,
+    step_of: Callable[[HostClass], float],
+    *,
+    together: bool,
+) -> tuple[Pace, ...]:
+    """What the workers of each class do in a step; where all wait for all, the quick ones wait."""
+    if len(topology.computing) == 1:
+        return ()
+    works = [work_of(experiment, of, topology, constants) for of in topology.computing]
+    longest = max(work.busy_seconds for work in works)
+    paces = []
+    for of, work in zip(topology.computing, works, strict=True):
+        step = step_of(of)
+        left = max(0.0, step - work.busy_seconds - work.input_seconds)
+        wait = min(left, longest - work.busy_seconds) if together else 0.0
+        phases = {
+            "input": work.input_seconds,
+            "forward": work.forward_seconds,
+            "backward": work.backward_seconds,
+            "exchange_exposed": left - wait,
+            "update": work.update_seconds,
+            "wait": wait,
+        }
+        paces.append(Pace(workers=of.hosts * of.workers, step_seconds=step, phases=phases))
+    return tuple(paces)
 
 
 def wait_seconds(

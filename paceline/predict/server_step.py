@@ -5,10 +5,10 @@ import math
 import msgspec
 
 from paceline import spec
-from paceline.predict.cells import PHASES, Cell, cells_of, lay_out
+from paceline.predict.cells import EXACT_MEMBERS, PHASES, Cell, cells_of, lay_out
 from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
 from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
-from paceline.predict.outcome import Outcome, Work, wait_seconds, work_of
+from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
@@ -19,6 +19,10 @@ from paceline.record.summary import waits_for_all
 
 MOST_CHUNKS = 200
 """So finely a prediction cuts; a real run cuts finer, which changes its step by less than 1 %."""
+
+MOST_CHUNKS_EACH = 400
+"""Where every member is simulated by itself. Shares that differ need it: with `optimal`, chunks
+twice as large, and with them a window of twice the bytes, cost 5 %."""
 
 STRETCHES, STRETCHES_IN_STEP = 8, 48
 """Into so many parts a network is divided; finer where all workers are in step, which is cheap."""
@@ -51,7 +55,9 @@ def server_step(
     cut = _chunked if stack.place == "chunks" else _whole
     kinds = len(topology.computing)  # hosts that are not alike drift apart by themselves
     phases = 1 if together else min(phases, max(1, MOST_GROUPS // kinds))
-    most_chunks = min(COARSE_CHUNKS if coarse else MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
+    exact = topology.workers + len(shares) <= EXACT_MEMBERS
+    finest = MOST_CHUNKS_EACH if exact else min(MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
+    most_chunks = min(COARSE_CHUNKS, finest) if coarse else finest
     dealt = cut(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = _seats(dealt, groups)
@@ -83,8 +89,15 @@ def server_step(
     summing = min(
         needs.get(INSIDE, 0.0), typical.work.busy_seconds
     )  # devices that add up compute less
-    step += constants.contention_fraction * summing
-    return _outcome(experiment, topology, job, typical, step, late)
+    lost = constants.contention_fraction * summing
+    paces = paces_of(
+        experiment,
+        topology,
+        constants,
+        lambda of: job.step_seconds(of) + lost + late,
+        together=together,
+    )
+    return _outcome(experiment, topology, job, typical, step + lost, late, paces)
 
 
 class _Dealt(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +251,7 @@ def _outcome(
     typical: Group,
     step: float,
     late: float,
+    paces: tuple[Pace, ...],
 ) -> Outcome:
     work = typical.work
     phases = {
@@ -255,4 +269,5 @@ def _outcome(
         phases=phases,
         needs={"compute": work.busy_seconds, **job.needs()},
         events=job.events,
+        paces=paces,
     )

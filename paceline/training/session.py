@@ -34,6 +34,7 @@ from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
+from paceline.training.script_profile import ScriptProfile
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
 from paceline.training.timing import Passes, Timed
 
@@ -70,6 +71,7 @@ class Session:
         self._stack = ExitStack()
         self._loss: Tensor | None = None
         self.numbers = Numbers()
+        self._profile = ScriptProfile.from_environment()
         self._open_step: tuple[Step, Tensor | None, Tensor | None] | None = None
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
@@ -220,6 +222,8 @@ class Session:
         mix_in(model, Timed, _paceline_passes=self._passes[-1])
         for optimizer in optimizers:
             self._follow(optimizer)
+        if self._profile is not None:
+            self._profile.watch(model, optimizers[-1])
         if number == 0 and self.recorder is not None:
             self.numbers.watch(trained.tensors)
         if self._watches:

@@ -89,6 +89,8 @@ TAKEN = {
     ("predict", "runs", "not it"),
     ("predict", "runs", "missing"),
     ("predict", "runs", "a folder"),
+    # Where a calibration may lie, and need not.
+    *{("advise", "runs", kind) for kind in FILES},
 }
 """(verb, option, kind) that is no mistake: what the option can mean after all."""
 

@@ -56,6 +56,23 @@ def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
     assert any("68 more workers" in note for note in summary.notes)
 
 
+def test_workers_of_uneven_hosts_go_at_their_own_pace_or_wait(tmp_path):
+    hosts = [{"count": 3}, {"slowdown": 2.0}, {"count": 2, "workers": 0, "servers": 1}]
+    paces = {}
+    for mode in ("sync", "async"):
+        uneven = asked(f"server:mode={mode}", servers=2, link="10gbit", hosts=hosts)
+        folder = engines.run(uneven, tmp_path / mode)
+        first, last = (folder.steps(name)[0] for name in ("worker0", "worker3"))
+        assert last.breakdown_seconds["forward"] == pytest.approx(
+            2 * first.breakdown_seconds["forward"]
+        )
+        paces[mode] = (first.seconds, last.seconds, first.breakdown_seconds["wait"])
+    assert paces["sync"][0] == pytest.approx(paces["sync"][1])
+    assert paces["sync"][2] > 0.4 * paces["sync"][0]
+    assert paces["async"][1] > 1.8 * paces["async"][0]
+    assert paces["async"][2] == 0
+
+
 def test_a_script_is_refused(tmp_path):
     tables = {"engine": "predict", "workload": {"script": {"path": "train.py"}}}
     script = spec.from_tables(tables, "test")
@@ -170,6 +187,16 @@ def test_predict_prints_one_object(capsys):
     assert [point["workers"] for point in found["points"]] == [1, 4]
 
 
+def test_a_papers_experiment_is_predicted_where_that_is_asked_for(capsys):
+    line = "reproduce p4-throughput --quick --on predict --dry-run"
+    with pytest.raises(SystemExit) as ended:
+        main.main(line.split())
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert 'engine = "predict"' in printed
+    assert "where the experiment is made for tunnel" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -177,6 +204,9 @@ def test_predict_prints_one_object(capsys):
         ("predict --device k80 --link fast", "neither a rate such as 10gbit nor a known link"),
         ("advise --device k80 --goal cheap", '"cheap" is not a goal'),
         ("advise --device k80 --goal cost --samples 5", "a cost needs a price"),
+        ("reproduce p1-fig8 --on moon", '"moon" is not an engine'),
+        ("run --profile mine.txt examples/train_plain.py", "is not named as a profile"),
+        ("run --profile mine.json -n 2 examples/train_plain.py", "one worker is timed"),
     ],
 )
 def test_bad_flags_are_a_sentence_and_status_2(capsys, line, sentence):

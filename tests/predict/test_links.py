@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.predict.clock import Clock
-from paceline.predict.links import Links
+from paceline.predict.links import WINDOW_BYTES, Links
 
 
 def star(clock, hosts, rate=100.0, latency=0.0):
@@ -60,6 +60,16 @@ def test_a_connection_held_up_by_itself_leaves_the_link_to_others():
     send(links, clock, log, 1, 2, 80)
     clock.run()
     assert log == [(0, 2, 20, 1.0), (1, 2, 80, 1.0)] or log == [(1, 2, 80, 1.0), (0, 2, 20, 1.0)]
+
+
+def test_who_has_more_in_its_queue_gets_more_of_the_link_up_to_a_window():
+    half = WINDOW_BYTES / 2
+    log = run([(0, 2, half), *[(1, 2, half)] * 3], rate=WINDOW_BYTES)
+    assert sorted((source, moment) for source, _, _, moment in log) == [
+        (0, 1.5), (1, 0.75), (1, 1.5), (1, 2.0)
+    ]  # fmt: skip
+    log = run([(0, 2, 2 * half), (1, 2, 3 * half)], rate=WINDOW_BYTES)
+    assert [moment for *_, moment in log] == [2.0, 2.5]  # a window each, however much is behind it
 
 
 def test_departure_comes_before_arrival():

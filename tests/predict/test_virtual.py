@@ -99,7 +99,7 @@ def test_with_nothing_to_compute_a_step_takes_the_closed_form(placement):
     seconds = (ends[-1] - ends[2]) / 5
     limit = exchange_seconds(placement, 3, PLACES[placement], plan.layout.size_bytes, RATE)
     assert limit <= seconds * (1 + 1e-6)
-    # Connections divide a link evenly, not by what each has to carry: `optimal` pays for that.
+    # Links are divided by what is queued, not by all that there is to carry: `optimal` pays.
     assert seconds <= (1.15 if placement == "optimal" else 1.05) * limit
 
 
