@@ -24,6 +24,9 @@ from paceline.spec.profile import REAL_DEVICE, DeviceProfile, Layer, find_profil
 _SHORTEST_SLEEP_SECONDS = 0.3e-3
 """Layers shorter than this are slept through together: waking up costs CPU that others need."""
 
+OWNER = "_paceline_owner"
+"""What the class of an optimizer has whose updates are made by others."""
+
 _NOTICED_WAIT_SECONDS = 1e-3
 """A layer's hooks that take this long were waiting for weights, and the device with them."""
 
@@ -170,10 +173,10 @@ class EmulatedModel(nn.Module):
 def skip_updates(optimizer: Optimizer) -> None:
     """Let an optimizer that would update on this worker do nothing: the device would, not the CPU.
 
-    One that only asks servers to update goes on doing so.
+    One that only asks servers to update goes on doing so: it is torch's by name alone.
     """
     kind = type(optimizer)
-    if kind.__module__.startswith("torch.optim."):
+    if kind.__module__.startswith("torch.optim.") and not hasattr(kind, OWNER):
         skipping: Any = optimizer
         skipping.__class__ = type(kind.__name__, (kind,), {"step": _no_step})
         skipping._patch_step_function()  # hooks around `step` belong to the class

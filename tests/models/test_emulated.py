@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from paceline import models, spec
+from paceline.architectures.server.weights import make_remote
 from paceline.models import emulated
 from paceline.models.emulated import EmulatedModel, Pace, model_for, skip_updates
 from paceline.spec.profile import DeviceProfile, Layer, find_profile
@@ -160,6 +161,21 @@ def test_updates_are_skipped_and_hooks_still_run():
     optimizer.step()
     assert steps == [1]
     assert torch.equal(weight, torch.ones(3))
+
+
+def test_an_optimizer_that_asks_servers_goes_on_asking():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=1.0)
+    asked = []
+
+    class Owner:
+        def step(self):
+            asked.append(1)
+            return True
+
+    make_remote(optimizer, Owner())
+    skip_updates(optimizer)
+    optimizer.step()
+    assert asked == [1]
 
 
 def test_only_the_tunnel_emulates_and_each_host_has_its_own_device():
