@@ -126,7 +126,7 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
     console.out.print(f"recorded in {folder}")
 
 
-NAME_WIDTH = 24
+NAME_WIDTH = 20
 """Columns of a terminal for the name of a row; the rest is for figures."""
 
 SPEED = ("samples/s", "speed-up", "efficiency", "step", "loss", "trains like single")
@@ -158,7 +158,7 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
 def _filled(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
     names = labels(rows)
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", overflow="fold")
+    grid.add_column("", no_wrap=True)  # folded already; figures give way, not its words
     for name in figures:  # folded headings, so that a terminal holds all figures
         grid.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:

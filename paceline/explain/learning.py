@@ -79,7 +79,12 @@ def at_chance(facts: Facts, found: Learning) -> bool:
     if found.chance is None or len(facts.losses) < JUDGED_STEPS:
         return False
     near = abs(found.last - found.chance) <= CHANCE_FRACTION * found.chance
-    return near and found.last > (1 - LEARNT_FRACTION) * found.first
+    if found.last > (1 - LEARNT_FRACTION) * found.first:
+        return near
+    # It has fallen, from a first step that threw it far off perhaps: it guesses if it stands still.
+    known = list(facts.losses.values())
+    middle = _mean(known[len(known) // 2 :][:WINDOW])
+    return near and abs(middle - found.chance) <= CHANCE_FRACTION * found.chance
 
 
 def _has_spike(facts: Facts, found: Learning) -> bool:
