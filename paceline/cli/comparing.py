@@ -129,6 +129,9 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
 NAME_WIDTH = 20
 """Columns of a terminal for the name of a row; the rest is for figures."""
 
+MUCH_ROOM = 1000
+"""More columns than any table has."""
+
 SPEED = ("samples/s", "speed-up", "efficiency", "step", "loss", "trains like single")
 MACHINE = ("CPU (cores)", "sent per step", "memory", "jitter", "epoch", "packets per step")
 
@@ -149,8 +152,9 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     while True:
         grid = _filled(title, rows, filled)
-        least = Measurement.get(console.out, console.out.options, grid).minimum
-        if least <= console.out.width or len(filled) == 1:
+        room = console.out.options.update(max_width=MUCH_ROOM)  # else it would promise to shrink
+        needed = Measurement.get(console.out, room, grid).maximum
+        if needed <= console.out.width or len(filled) == 1:
             return grid
         filled.popitem()
 

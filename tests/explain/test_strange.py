@@ -9,6 +9,7 @@ from paceline.explain import explain
 from paceline.record import Event, open_folder
 from tests.synthetic import Machine, Times, synchronous_run
 
+CLASSES = {"num_classes": 10.0}
 SLOW = Times(forward=0.030, backward=0.054)
 
 
@@ -203,3 +204,20 @@ def test_every_stage_of_a_pipeline_waits(tmp_path):
     found = explain(rewritten_steps(run, waiting))
     assert names(found)[0] == "bubble", found.verdict
     assert "microbatches=8" in found.actions[0].text
+
+
+class TestGuessing:
+    def test_a_first_step_that_throws_the_loss_far_off_is_no_learning(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=80,
+            losses=lambda s: 300.0 if s in (1, 2) else 2.30,
+            results=CLASSES,
+        )
+        assert names(explain(run))[0] == "chance"
+
+    def test_a_loss_that_is_on_its_way_past_guessing_learns(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run", steps=60, losses=lambda s: 3.5 - 0.02 * s, results=CLASSES
+        )
+        assert explain(run).healthy
