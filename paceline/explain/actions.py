@@ -38,9 +38,12 @@ from paceline.explain.needs import (
     spared,
 )
 
-FIXED_COMPUTE = 0.4
+FIXED_COMPUTE, FIXED_OF_FEW = 0.4, 0.8
 """Share of forward and backward that may not grow with the batch, on real cores: small matrices
-use them badly."""
+use them badly, those of a few samples hardly at all."""
+
+FEW_SAMPLES = 8
+"""Fewer fill no core's registers."""
 
 
 def actions(evidence: Evidence, causes: Sequence[Loss]) -> list[Action]:
@@ -221,22 +224,19 @@ def _as_before(evidence: Evidence) -> Action:
 
 
 def _more_microbatches(evidence: Evidence) -> Iterator[Action]:
-    """A step takes the longest stage, and once through all others for the first micro-batch."""
-    facts, needs, kind = evidence.facts, evidence.needs, evidence.facts.architecture
+    """No figure: smaller parts keep fewer workers waiting, and use a device less well."""
+    facts, kind = evidence.facts, evidence.facts.architecture
     if not isinstance(kind, spec.Pipeline):
         return
-    stages = facts.summary.workers // kind.replicas
-    others = sum(needs.own.values()) / kind.replicas - needs.pace
-    each = kind.microbatches
-    while each < 4 * stages and facts.typical.samples >= 2 * each:
+    stages, each = facts.summary.workers // kind.replicas, kind.microbatches
+    while each < 4 * stages and facts.typical.samples >= 2 * each * FEW_SAMPLES:
         each *= 2
     if each > kind.microbatches:
-        saved = others * (1 / kind.microbatches - 1 / each)
-        text = f"cut the batch into {each} parts in place of {kind.microbatches}: "
-        text += f"microbatches={each}"
         more = msgspec.structs.replace(kind, microbatches=each)
-        promised = spared(needs, 0.5 * saved, saved)
-        yield Action(text=text, gain=promised, change=architecture_of(more))
+        text = f"try {each} parts of the batch in place of {kind.microbatches}: microbatches={each}"
+        yield Action(text=text, change=architecture_of(more))
+    else:
+        yield Action(text="raise the batch, and cut it into more parts: microbatches")
 
 
 def _larger_quorum(evidence: Evidence) -> Iterator[Action]:
@@ -322,7 +322,8 @@ def _larger_batch(evidence: Evidence, factor: int) -> Action:
         own = {n: s + more * ((1 - fixed) * grows[n] + inputs[n]) for n, s in needs.own.items()}
         return gain(needs, replace(needs, own=own), factor)
 
-    high = with_fixed(FIXED_COMPUTE if facts.computes_here else 0.05).high
+    fixed = FIXED_COMPUTE if facts.typical.samples >= FEW_SAMPLES else FIXED_OF_FEW
+    high = with_fixed(fixed if facts.computes_here else 0.05).high
     workload, workers = facts.experiment.workload, facts.summary.workers
     own_batch = facts.typical.samples  # a script's batch is its own; the experiment knows none
     if workload.script is None:

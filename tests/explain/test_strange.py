@@ -203,7 +203,8 @@ def test_every_stage_of_a_pipeline_waits(tmp_path):
 
     found = explain(rewritten_steps(run, waiting))
     assert names(found)[0] == "bubble", found.verdict
-    assert "microbatches=8" in found.actions[0].text
+    assert "microbatches=4" in found.actions[0].text
+    assert found.actions[0].gain is None
 
 
 class TestGuessing:

@@ -59,19 +59,6 @@ class Device(nn.Module):
         return inputs
 
 
-class Busy(nn.Module):
-    """Computes on cores, with more threads than there are."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("matrix", torch.rand(700, 700))
-
-    def forward(self, inputs):
-        for _ in range(12):
-            self.matrix @ self.matrix
-        return inputs
-
-
 class SlowUpdate(torch.optim.SGD):
     """An optimizer that takes longer than forward and backward."""
 
@@ -82,13 +69,10 @@ class SlowUpdate(torch.optim.SGD):
 
 
 def main():
-    if PLANTED == "too-many-threads":
-        torch.set_num_threads(16)
     if PLANTED == "long-start":
         time.sleep(25)
     session = paceline.init()
-    work = Busy() if PLANTED == "too-many-threads" else Device(session.rank)
-    model = nn.Sequential(nn.Linear(64, 32), work, nn.Linear(32, 2))
+    model = nn.Sequential(nn.Linear(64, 32), Device(session.rank), nn.Linear(32, 2))
     optimizer = SlowUpdate(model.parameters(), lr=0.01)
     model, optimizer = paceline.distribute(model, optimizer)
     loader = paceline.shard(torch.utils.data.DataLoader(Samples(), batch_size=8))
