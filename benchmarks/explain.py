@@ -57,6 +57,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The name `explain` must give first; empty for a healthy run."""
 
     experiment: dict[str, Any]
+    says: str = ""
+    """Words that its verdict must have, such as who it was."""
+
     also: tuple[str, ...] = ()
     """Names that are as true, on a machine that is busy or slower."""
 
@@ -293,7 +296,8 @@ def _row(
         "situation": situation.name,
         "planted": situation.cause,
         "named": [cause.name for cause in found.causes],
-        "right": first == situation.cause or first in situation.also,
+        "right": (first == situation.cause or first in situation.also)
+        and situation.says.lower() in found.verdict.lower(),
         "verdict": found.verdict,
     }
     if advice is not None and advice.gain is not None and after:
@@ -337,6 +341,7 @@ def _check(name: str, value: float, target: float) -> dict[str, object]:
 
 def _line(row: dict[str, Any]) -> str:
     mark = "right" if row["right"] else f"WRONG, planted {row['planted'] or 'nothing'}"
+    mark += "" if row["right"] else f" ({row['verdict']})"
     text = f"{mark}: {', '.join(row['named']) or 'healthy'}"
     if "measured" in row:
         low, high = row["claimed"]

@@ -129,8 +129,11 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
     console.out.print(f"recorded in {folder}")
 
 
-NAME_WIDTH = 24
+NAME_WIDTH = 20
 """Columns of a terminal for the name of a row; the rest is for figures."""
+
+MUCH_ROOM = 1000
+"""More columns than any table has."""
 
 SPEED = ("samples/s", "speed-up", "efficiency", "step", "loss", "trains like single")
 MACHINE = ("CPU (cores)", "sent per step", "memory", "jitter", "epoch", "packets per step")
@@ -152,8 +155,9 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     while True:
         grid = _filled(title, rows, filled)
-        least = Measurement.get(console.out, console.out.options, grid).minimum
-        if least <= console.out.width or len(filled) == 1:
+        room = console.out.options.update(max_width=MUCH_ROOM)  # else it would promise to shrink
+        needed = Measurement.get(console.out, room, grid).maximum
+        if needed <= console.out.width or len(filled) == 1:
             return grid
         filled.popitem()
 
@@ -161,7 +165,7 @@ def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichT
 def _filled(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
     names = labels(rows)
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", overflow="fold")
+    grid.add_column("", no_wrap=True)  # folded already; figures give way, not its words
     for name in figures:  # folded headings, so that a terminal holds all figures
         grid.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:

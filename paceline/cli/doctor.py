@@ -74,6 +74,8 @@ def _answer(examination: "Examination", found: "list[Finding]", healthy: bool) -
 
 
 def _print(examination: "Examination", found: "list[Finding]") -> None:
+    from rich.text import Text
+
     from paceline.cli import console
 
     console.out.print(_members(examination))
@@ -84,29 +86,33 @@ def _print(examination: "Examination", found: "list[Finding]") -> None:
         console.out.print(_pairs(examination))
     colours = {"error": "red", "warning": "yellow", "note": "dim"}
     for finding in found:
-        console.out.print(f"[{colours[finding.severity]}]{finding.severity}[/]: ", end="")
-        console.out.print(f"{finding.problem}\n  fix: {finding.fix}", markup=False)
+        severity = (finding.severity, colours[finding.severity])
+        told = f": {finding.problem}\n  fix: {finding.fix}"
+        console.out.print(Text.assemble(severity, told))
     if not found:
         console.out.print("nothing is wrong.")
 
 
 def _members(examination: "Examination") -> "Table":
+    """Two lines a member, so that 80 columns hold it."""
+    from rich import box
     from rich.table import Table
 
     from paceline.units import format_bytes
 
-    table = Table(title="members")
-    for heading in ("member", "host", "address", "torch", "python", "cores", "threads"):
-        table.add_column(heading)
-    table.add_column("/dev/shm")
+    table = Table(title="members", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("member", no_wrap=True)
+    table.add_column("host and address", overflow="fold")
+    for heading in ("versions", "cores", "threads", "/dev/shm"):
+        table.add_column(heading, no_wrap=True)
     for facts in examination.facts:
         size = facts.shared_memory_bytes
+        interface = f" ({facts.interface})" if facts.interface else ""
+        versions = [f"{name} {facts.versions.get(name, 'none')}" for name in ("torch", "python")]
         table.add_row(
             facts.member,
-            facts.host,
-            f"{facts.address} ({facts.interface})" if facts.interface else facts.address,
-            facts.versions.get("torch", "none"),
-            facts.versions.get("python", ""),
+            f"{facts.host}\n{facts.address}{interface}",
+            "\n".join(versions),
             str(facts.cores),
             str(facts.threads),
             "none" if size is None else format_bytes(size),

@@ -6,34 +6,44 @@ help is not offered, and the most promising comes first.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 
 import msgspec
 
 from paceline import spec
-from paceline.explain import limits
-from paceline.explain.causes import Evidence, Loss, compression_seconds, slow_cable
+from paceline.explain.causes import (
+    Evidence,
+    Loss,
+)
+from paceline.explain.exchanging import (
+    WORTH_GAIN,
+    against_bytes,
+    architecture_of,
+    better_cable,
+    faster_links,
+    fewer_rounds,
+    larger_pieces,
+    more_servers,
+    nearer,
+    no_compression,
+    server_of,
+    shared_update,
+    through_memory,
+    with_hosts,
+)
 from paceline.explain.facts import Facts, own_seconds
-from paceline.explain.findings import Action, CauseName, Gain
+from paceline.explain.findings import Action, CauseName, Gain, Late
 from paceline.explain.needs import (
     Needs,
     gain,
-    scaled_links,
-    served_overlap,
     spared,
-    step_range,
 )
-from paceline.units import format_bandwidth
 
-WORTH_GAIN = 0.05
-"""Less is not worth the change."""
-
-FIXED_COMPUTE = 0.4
+FIXED_COMPUTE, FIXED_OF_FEW = 0.4, 0.8
 """Share of forward and backward that may not grow with the batch, on real cores: small matrices
-use them badly."""
+use them badly, those of a few samples hardly at all."""
 
-SHARED_MEMORY_FACTOR = 4.0
-"""How much faster gradients move through memory than through loopback sockets, at best."""
+FEW_SAMPLES = 8
+"""Fewer fill no core's registers."""
 
 
 def actions(evidence: Evidence, causes: Sequence[Loss]) -> list[Action]:
@@ -52,6 +62,8 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     match cause:
         case "not-finite" | "diverged" | "staleness" | "chance":
             yield from _against_rate(evidence, cause)
+        case "lost":
+            yield Action(text="read what it said last: the run's folder has its log")
         case "memory":
             yield Action(text="use a smaller batch, fewer workers here, or hosts with more memory")
         case "cores" | "cpu-taken":
@@ -62,29 +74,38 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
             yield Action(text="train longer: the first steps are paid once")
         case "intermittent":
             yield from _against_unsteady(evidence)
+        case "slowed":
+            yield _as_before(evidence)
         case "slow-worker" | "jitter":
             yield from _against_wait(evidence)
         case "slow-cable":
-            yield from _better_cable(evidence)
+            yield from better_cable(evidence)
         case "slow-link":
-            yield from _against_bytes(evidence)
-            yield _faster_links(evidence)
+            yield from against_bytes(evidence)
+            yield faster_links(evidence)
             yield _larger_batch(evidence, 2)
         case "latency":
-            yield from _fewer_rounds(evidence)
+            yield from nearer(evidence)
+            yield from fewer_rounds(evidence)
             yield _larger_batch(evidence, 2)
         case "server":
-            yield from _more_servers(evidence)
+            yield from more_servers(evidence)
         case "compression":
-            yield _no_compression(evidence)
+            yield no_compression(evidence)
         case "transport":
-            yield from _through_memory(evidence)
+            yield from larger_pieces(evidence)
+            yield from through_memory(evidence)
             yield _larger_batch(evidence, 2)
         case "input":
             yield _ready_input(evidence)
         case "small-batch":
             yield _larger_batch(evidence, 2)
             yield _larger_batch(evidence, 4)
+            yield from shared_update(evidence)
+        case "late-work":
+            yield from _larger_quorum(evidence)
+        case "bubble":
+            yield from _more_microbatches(evidence)
         case "overhead":
             yield _leaner_script(evidence)
 
@@ -92,20 +113,22 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
 def _against_rate(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     """Cures of a loss; what they do to throughput is beside the point."""
     rate = _rate(evidence.facts)
-    stale, kind = evidence.learning.staleness if evidence.learning else None, _server(evidence)
+    stale, kind = evidence.learning.staleness if evidence.learning else None, server_of(evidence)
     if stale is not None and kind is not None and cause != "not-finite":
         if kind.mode in ("async", "bounded") and not kind.staleness_aware:
             aware = msgspec.structs.replace(kind, staleness_aware=True)
             text = "divide each update's rate by its age: staleness_aware=true (gradients are "
             text += f"{stale:.1f} updates old)"
-            yield Action(text=text, change=_kind(aware))
+            yield Action(text=text, change=architecture_of(aware))
         factor = 1 + max(stale, 1.0)
         to = f"to {rate / factor:.2g}" if rate else f"{factor:.2g} times"
         text = f"lower the learning rate {to}: gradients are {stale:.1f} updates "
         text += "old, and each counts as if it were fresh"
         yield Action(text=text, change=_with_rate(evidence.facts, rate / factor))
         sync = msgspec.structs.replace(kind, mode="sync", staleness_aware=False)
-        yield Action(text="or let workers wait for each other: mode=sync", change=_kind(sync))
+        yield Action(
+            text="or let workers wait for each other: mode=sync", change=architecture_of(sync)
+        )
     elif cause == "chance":
         yield Action(text="try another learning rate, and see whether one worker learns")
     else:
@@ -174,14 +197,63 @@ def _against_unsteady(evidence: Evidence) -> Iterator[Action]:
         "exchange_exposed": "what else uses the network in those steps",
     }
     usual = "what else ran then, memory, or samples of uneven size"
-    text = f"look at {places.get(found.phase, usual)} on {found.worker}"
+    who = "every worker" if found.everybody else found.worker
+    text = f"look at {places.get(found.phase, usual)} on {who}"
     if found.phase in ("exchange_exposed", "wait"):
         yield Action(text=text, gain=spared(needs, 0.5 * found.seconds, found.seconds))
         return
-    own = dict(needs.own)
-    own[found.worker] -= found.seconds
+    slow = needs.own if found.everybody else [found.worker]
+    own = {n: s - found.seconds if n in slow else s for n, s in needs.own.items()}
     steady = replace(needs, own=own, chance=max(0.0, needs.chance - found.seconds))
     yield Action(text=text, gain=gain(needs, steady))
+
+
+def _as_before(evidence: Evidence) -> Action:
+    """Every step like those before it became slow."""
+    found, needs = evidence.slowed, evidence.needs
+    assert found is not None
+    who = "all workers" if found.everybody else found.worker
+    text = f"look at what changed for {who} at step {found.step}: heat, memory, another job, "
+    text += "longer samples"
+    if found.phase in ("exchange_exposed", "wait"):
+        return Action(text=text, gain=spared(needs, 0.5 * found.seconds, found.seconds))
+    slow = needs.own if found.everybody else [found.worker]
+    own = {n: s - found.seconds if n in slow else s for n, s in needs.own.items()}
+    steady = replace(needs, own=own, chance=max(0.0, needs.chance - found.seconds))
+    return Action(text=text, gain=gain(needs, steady))
+
+
+def _more_microbatches(evidence: Evidence) -> Iterator[Action]:
+    """No figure: smaller parts keep fewer workers waiting, and use a device less well."""
+    facts, kind = evidence.facts, evidence.facts.architecture
+    if not isinstance(kind, spec.Pipeline):
+        return
+    stages, each = facts.summary.workers // kind.replicas, kind.microbatches
+    while each < 4 * stages and facts.typical.samples >= 2 * each * FEW_SAMPLES:
+        each *= 2
+    if each > kind.microbatches:
+        more = msgspec.structs.replace(kind, microbatches=each)
+        text = f"try {each} parts of the batch in place of {kind.microbatches}: microbatches={each}"
+        yield Action(text=text, change=architecture_of(more))
+    else:
+        yield Action(text="raise the batch, and cut it into more parts: microbatches")
+
+
+def _larger_quorum(evidence: Evidence) -> Iterator[Action]:
+    """No figure: throughput counts what is computed, used or not."""
+    kind, workers = server_of(evidence), evidence.facts.summary.workers
+    if kind is not None and workers > 2:
+        more = msgspec.structs.replace(kind, quorum=workers - 1)
+        text = f"let {workers - 1} of {workers} workers make a step: quorum={workers - 1}"
+        yield Action(text=text, change=architecture_of(more))
+    yield Action(text="or let every gradient count: mode=bounded")
+
+
+def all_late(late: Late) -> str:
+    """Who is late, by name as long as they are few."""
+    if len(late.alike) > 2:
+        return f"{late.worker} and {len(late.alike)} others"
+    return " and ".join(sorted((late.worker, *late.alike)))
 
 
 def _against_wait(evidence: Evidence) -> Iterator[Action]:
@@ -191,11 +263,14 @@ def _against_wait(evidence: Evidence) -> Iterator[Action]:
         return
     typical = own_seconds(facts.typical)
     even = replace(needs, own={n: min(s, typical) for n, s in needs.own.items()})
-    words = {"input": "input", "compute": "compute", "link": "exchange", "overhead": "bookkeeping"}
-    what = words[late.reason]
-    text = f"bring {late.worker}'s {what} to the others' pace"
-    yield Action(text=text, gain=gain(needs, even), change=_without_slowdown(facts, late.worker))
-    if late.reason == "compute":
+    if late.reason != "share":
+        text = f"bring {late.reason} of {all_late(late)} to the others' pace"
+        if late.reason == "overhead":
+            text = f"look at what {all_late(late)} does between optimizer.step() and the next "
+            text += "batch: logging, checkpoints, a slow disk"
+        change = _without_slowdown(facts, (late.worker, *late.alike))
+        yield Action(text=text, gain=gain(needs, even), change=change)
+    if late.reason in ("compute", "share"):
         yield from _shares(evidence)
 
 
@@ -210,150 +285,10 @@ def _shares(evidence: Evidence) -> Iterator[Action]:
     own = {name: needs.own[name] - grows[name] + seconds for name in needs.own}
     mean = sum(rates.values()) / len(rates)
     shares = [round(rate / mean, 2) for rate in rates.values()]
-    text = f"or deal each batch by speed: shares = {shares}"
+    late = evidence.late
+    even = late is not None and late.reason == "share"
+    text = f"{'' if even else 'or '}deal each batch by speed: shares = {shares}"
     yield Action(text=text, gain=gain(needs, replace(needs, own=own)), change={"shares": shares})
-
-
-def _better_cable(evidence: Evidence) -> Iterator[Action]:
-    facts, needs = evidence.facts, evidence.needs
-    name = slow_cable(facts, needs)
-    if not name:
-        return
-    usual = median(link.bandwidth_bits_per_second for link in facts.links.values())
-    ratio = facts.links[name].bandwidth_bits_per_second / usual
-    better = replace(
-        needs,
-        out={**needs.out, name: needs.out[name] * ratio},
-        into={**needs.into, name: needs.into[name] * ratio},
-    )
-    if _server(evidence) is not None:  # what waited for one server may hide behind computing now
-        better = replace(better, overlap=served_overlap(facts))
-    text = f"replace the cable of {name}, or mend its port: the others have "
-    text += format_bandwidth(usual)
-    yield Action(text=text, gain=gain(needs, better), change=_without_cable(facts, name))
-
-
-def _against_bytes(evidence: Evidence) -> Iterator[Action]:
-    """Fewer bytes over the busiest link: another placement, or compressed gradients."""
-    yield from _other_placements(evidence)
-    kind, needs = _server(evidence), evidence.needs
-    if kind is None or kind.compression != "none":
-        return
-    # Gradients are compressed and weights are not: what a dedicated server's worker receives stays
-    # as it is; where workers serve, a quarter of both directions goes.
-    if kind.placement == "dedicated":
-        workers = {name for name in needs.out if name.startswith("worker")}
-        less = replace(
-            needs,
-            out={n: s / 2 if n in workers else s for n, s in needs.out.items()},
-            into={n: s if n in workers else s / 2 for n, s in needs.into.items()},
-        )
-    else:
-        less = scaled_links(needs, 0.75)
-    half = msgspec.structs.replace(kind, compression="bf16")
-    text = "send gradients in half the bytes: compression=bf16"
-    yield Action(text=text, gain=gain(needs, less), change=_kind(half))
-
-
-def _faster_links(evidence: Evidence) -> Action:
-    facts, needs = evidence.facts, evidence.needs
-    rate = max((link.bandwidth_bits_per_second for link in facts.links.values()), default=1e9)
-    text = f"use links of {format_bandwidth(10 * rate)}"
-    promised = gain(needs, scaled_links(needs, 0.1)) if needs.out else None
-    change: dict[str, object] = {"link": f"{10 * rate / 1e6:g}mbit"}
-    tunnel = facts.experiment.engine == "tunnel" and not facts.experiment.cluster.hosts
-    return Action(text=text, gain=promised, change=change if tunnel else {})
-
-
-def _other_placements(evidence: Evidence) -> Iterator[Action]:
-    """Placements and numbers of servers whose closed form is shorter."""
-    facts, needs, kind = evidence.facts, evidence.needs, _server(evidence)
-    now, size = limits.closed_form_seconds(facts), limits.gradient_bytes(facts)
-    if now is None or size is None or not now:
-        return
-    workers, servers = facts.summary.workers, facts.summary.servers
-    rate = next(iter(facts.links.values())).bandwidth_bits_per_second / 8
-    base = kind or spec.Server()
-    options: list[tuple[spec.Server, int, str]] = []
-    if kind is None or kind.placement != "colocated":
-        shared = msgspec.structs.replace(base, placement="colocated")
-        text = "let every worker serve a part: server:placement=colocated"
-        options.append((shared, 0, text))
-    if kind is None or (kind.placement == "colocated" and servers < workers):
-        apart = msgspec.structs.replace(base, placement="dedicated")
-        text = f"add {workers} servers on hosts of their own: server with --servers {workers}"
-        options.append((apart, workers, text))
-    for other, count, text in options:
-        then = limits.exchange_seconds(other, workers, count, size, rate)
-        if then is not None and then < now:
-            served = replace(_with_exchange(needs, then / now), overlap=served_overlap(facts))
-            promised = gain(needs, served)
-            change = {**_kind(other), "servers": count}
-            yield Action(text=text, gain=promised, change=change)
-
-
-def _more_servers(evidence: Evidence) -> Iterator[Action]:
-    """Servers share what one carries; the workers' own links are the next limit."""
-    facts, needs = evidence.facts, evidence.needs
-    count = max(1, len(facts.servers))
-    before = 0.0
-    for factor in (2, 4):
-        served = replace(_served(needs, factor), overlap=served_overlap(facts))
-        promised = gain(needs, served)
-        # Twice the servers for what noise would give are no advice.
-        if factor * count <= 2 * facts.summary.workers and promised.middle > before + WORTH_GAIN:
-            before = promised.middle
-            text = f"use {factor * count} servers in place of {count}"
-            yield Action(text=text, gain=promised, change={"servers": factor * count})
-    yield from _other_placements(evidence)
-
-
-def _fewer_rounds(evidence: Evidence) -> Iterator[Action]:
-    """Two messages one after the other in place of the ring's 2(n-1)."""
-    facts, needs = evidence.facts, evidence.needs
-    if isinstance(facts.architecture, spec.Ring) and facts.summary.workers > 2:
-        factor = 1 / (facts.summary.workers - 1)
-        fewer = replace(needs, latency=needs.latency * factor)
-        text = "exchange in two messages in place of a ring's "
-        text += f"{2 * (facts.summary.workers - 1)}: server:placement=colocated"
-        change = _kind(spec.Server(placement="colocated"))
-        yield Action(text=text, gain=gain(needs, fewer), change=change)
-    if not isinstance(facts.architecture, spec.Average):
-        text = "exchange less often: average:every=8 trains differently, and compare says how much"
-        yield Action(text=text)
-
-
-def _no_compression(evidence: Evidence) -> Action:
-    facts, needs, kind = evidence.facts, evidence.needs, _server(evidence)
-    raw = _counter(facts, "compression_raw_bytes")
-    encoded = _counter(facts, "compression_encoded_bytes")
-    steps = facts.typical.steps + facts.experiment.measurement.warmup_steps
-    added_bytes = max(0.0, raw - encoded) / steps  # gradients grow back; weights never shrank
-    plain = replace(
-        needs,
-        out=_with_bytes(facts, needs.out, "worker", added_bytes),
-        into=_with_bytes(facts, needs.into, "server", added_bytes),
-    )
-    low, high = step_range(needs, plain)
-    encoding, step = min(compression_seconds(facts), needs.exposed), needs.step + needs.paused
-    promised = spared(needs, step - high + encoding / 2, step - low + encoding)
-    change = _kind(msgspec.structs.replace(kind, compression="none")) if kind else {}
-    return Action(text="leave compression out", gain=promised, change=change)
-
-
-def _through_memory(evidence: Evidence) -> Iterator[Action]:
-    """On one host, gradients need not pass through sockets."""
-    facts, needs = evidence.facts, evidence.needs
-    one_host = facts.experiment.engine == "here" and len(facts.hosts) == 1
-    if not one_host or facts.shares_memory or facts.summary.workers < 2:
-        return
-    if not isinstance(facts.architecture, spec.Ring | spec.Server):
-        return
-    most = (1 - 0.1 / SHARED_MEMORY_FACTOR) * needs.exposed
-    promised = spared(needs, 0.4 * needs.exposed, most)
-    change = {**_kind(spec.Server(placement="colocated")), "servers": 0}
-    text = "move gradients through shared memory: server:placement=colocated"
-    yield Action(text=text, gain=promised, change=change)
 
 
 def _ready_input(evidence: Evidence) -> Action:
@@ -387,7 +322,8 @@ def _larger_batch(evidence: Evidence, factor: int) -> Action:
         own = {n: s + more * ((1 - fixed) * grows[n] + inputs[n]) for n, s in needs.own.items()}
         return gain(needs, replace(needs, own=own), factor)
 
-    high = with_fixed(FIXED_COMPUTE if facts.computes_here else 0.05).high
+    fixed = FIXED_COMPUTE if facts.typical.samples >= FEW_SAMPLES else FIXED_OF_FEW
+    high = with_fixed(fixed if facts.computes_here else 0.05).high
     workload, workers = facts.experiment.workload, facts.summary.workers
     own_batch = facts.typical.samples  # a script's batch is its own; the experiment knows none
     if workload.script is None:
@@ -407,68 +343,10 @@ def pauses(facts: Facts) -> dict[str, float]:
     return found
 
 
-def _with_bytes(
-    facts: Facts, wire: dict[str, float], role: str, added_bytes: float
-) -> dict[str, float]:
-    """The links of all members of a role with so many more bytes a step, shared evenly."""
-    own = [name for name in wire if name.startswith(role)]
-    rates = {name: facts.links[name].bandwidth_bits_per_second / 8 for name in own}
-    more = {name: wire[name] + added_bytes / len(own) / rates[name] for name in own}
-    return {**wire, **more}
-
-
-def _served(needs: Needs, factor: int) -> Needs:
-    """`factor` times as many servers: each carries that much less."""
-
-    def shared(wire: dict[str, float]) -> dict[str, float]:
-        return {n: s / factor if n.startswith("server") else s for n, s in wire.items()}
-
-    out, into = shared(needs.out), shared(needs.into)
-    return replace(needs, out=out, into=into, serving=shared(needs.serving))
-
-
-def _with_exchange(needs: Needs, factor: float) -> Needs:
-    """The busiest link or server, and all others with it, needed `factor` times as long."""
-    servers = {name: factor * seconds for name, seconds in needs.serving.items()}
-    return replace(scaled_links(needs, factor), serving=servers)
-
-
 def _all_own(needs: Needs, seconds: float) -> Needs:
     return replace(needs, own={n: max(1e-6, s + seconds) for n, s in needs.own.items()})
 
 
-def _server(evidence: Evidence) -> spec.Server | None:
-    kind = evidence.facts.architecture
-    return kind if isinstance(kind, spec.Server) else None
-
-
-def _kind(architecture: spec.Architecture) -> dict[str, object]:
-    return {"architecture": spec.format_architecture(architecture)}
-
-
-def _counter(facts: Facts, name: str) -> float:
-    values = [member.counters.get(name) for member in facts.members]
-    return float(sum(value for value in values if isinstance(value, int | float)))
-
-
-def _without_slowdown(facts: Facts, worker: str) -> dict[str, object]:
-    """The experiment's hosts with this worker's like the others, where they are written out."""
-    return _with_host(facts, worker, {"slowdown": 1.0, "jitter_fraction": 0.0, "device": ""})
-
-
-def _without_cable(facts: Facts, member: str) -> dict[str, object]:
-    return _with_host(facts, member, {"link": ""})
-
-
-def _with_host(facts: Facts, member: str, fields: dict[str, object]) -> dict[str, object]:
-    hosts = facts.experiment.cluster.hosts
-    alike = [msgspec.structs.replace(h, count=1) for h in hosts for _ in range(h.count)]
-    workers = servers = 0
-    for index, host in enumerate(alike):
-        names = [f"worker{workers + n}" for n in range(host.workers)]
-        names += [f"server{servers + n}" for n in range(host.servers)]
-        workers, servers = workers + host.workers, servers + host.servers
-        if member in names:
-            alike[index] = msgspec.structs.replace(host, **fields)
-            return {"hosts": [msgspec.to_builtins(one) for one in alike]}
-    return {}
+def _without_slowdown(facts: Facts, workers: Sequence[str]) -> dict[str, object]:
+    """The experiment's hosts with these workers' like the others, where they are written out."""
+    return with_hosts(facts, workers, {"slowdown": 1.0, "jitter_fraction": 0.0, "device": ""})

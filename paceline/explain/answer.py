@@ -12,7 +12,7 @@ from paceline.explain.learning import learning
 from paceline.explain.machine import shortage
 from paceline.explain.needs import Needs, needs_of
 from paceline.explain.parts import parts
-from paceline.explain.unsteady import unsteady
+from paceline.explain.unsteady import slowed, unsteady
 from paceline.record import RunFolder, Summary
 
 
@@ -85,13 +85,15 @@ def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
 
 
 def _evidence(facts: Facts, failed: str, other: Facts | None) -> Evidence:
+    became_slow = slowed(facts)
     return Evidence(
         facts=facts,
         needs=needs_of(facts),
         parts=parts(facts, other),
         late=find_late(facts),
         shortage=shortage(facts),
-        unsteady=unsteady(facts),
+        unsteady=unsteady(facts) if became_slow is None else None,
+        slowed=became_slow,
         learning=learning(facts, other),
         baseline=other,
         efficiency=None if other is None else difference.efficiency(facts, other),

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
+from paceline import spec
 from paceline.explain import learning as learn
 from paceline.explain.facts import Facts, WorkerFacts, own_seconds
 from paceline.explain.findings import CauseName, Late, Learning, Part
 from paceline.explain.machine import Shortage, short_of_memory
 from paceline.explain.needs import Needs
-from paceline.explain.unsteady import Unsteady
+from paceline.explain.unsteady import Slowed, Unsteady
 from paceline.record.wall import FIRST_STEPS, START_UP, TEARDOWN
 
 WORTH_FRACTION = 0.15
@@ -32,6 +34,28 @@ SLOW_CABLE = 0.8
 
 FIRST_STEPS_FRACTION, FIRST_STEPS_SECONDS = 0.3, 2.0
 """First steps that take more of the training than this, beyond what later ones take, are named."""
+
+FAR_FACTOR = 2.0
+"""A cable with more than this many times the usual delay leads far away."""
+
+SMALL_PIECE_BYTES = 64 * 1024
+"""Pieces below this cost more to handle than to send."""
+
+ALIKE_FRACTION = 0.9
+"""Workers whose own time is this share of the last one's are as late as it is."""
+
+EVEN_PACE = 1.15
+"""Time per sample within this of the typical worker's is the same speed."""
+
+TELLING_FACTOR = 20.0
+"""Beyond it a ratio says only that the typical worker's part is next to nothing."""
+
+LATE_WORK_FRACTION = 0.4
+"""Gradients that came too late for their step, beyond which a quorum is too small. Less is what a
+quorum is for."""
+
+CORE_JITTER = 2.0
+"""Who waits for a core by chance is last by chance: by about this many times the mean wait."""
 
 JUDGED_STEPS = 10
 """A run that failed after fewer says nothing about its speed."""
@@ -56,7 +80,7 @@ BY_PART: dict[str, CauseName] = {
     "overhead": "overhead",
 }
 
-Reason = Literal["input", "compute", "link", "overhead"]
+Reason = Literal["input", "compute", "share", "link", "overhead"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +101,7 @@ class Evidence:
     late: Late | None
     shortage: Shortage | None
     unsteady: Unsteady | None
+    slowed: Slowed | None
     learning: Learning | None
     baseline: Facts | None
     efficiency: float | None
@@ -120,12 +145,14 @@ def _step_losses(evidence: Evidence) -> list[Loss]:
     facts, late = evidence.facts, evidence.late
     lost = {part.name: part.lost_seconds for part in evidence.parts}
     found = {BY_PART[name]: seconds for name, seconds in lost.items() if name in BY_PART}
-    found[_cause_of_wait(late)] = lost.get("wait", 0.0)
+    found[_cause_of_wait(facts, late)] = lost.get("wait", 0.0)
     _split_link(evidence, found)
+    _blame_small_pieces(facts, found)
     _add_compression(facts, found)
     _add_compute(evidence, found, lost.get("compute", 0.0))
     _gather_fixed_costs(facts, found)
-    _add_unsteady(evidence.unsteady, found, late)
+    _add_unsteady(evidence.unsteady or evidence.slowed, found)
+    found["late-work"] = _late_work_seconds(facts)
     return [Loss(name=name, seconds=seconds) for name, seconds in found.items()]
 
 
@@ -145,13 +172,30 @@ def find_late(facts: Facts) -> Late | None:
     if excess[reason] < 0.5 * typical.phases["wait"]:
         return None
     slow, usual = _compare(last, typical)[reason]
+    if reason == "compute" and _has_more_samples(last, typical):
+        reason, slow, usual = "share", last.samples, typical.samples
+    factor = slow / usual if usual > 0 else None
     return Late(
         worker=last.name,
         reason=reason,
         seconds=last.late_seconds - typical.late_seconds,
         last_fraction=last.last_fraction,
-        factor=slow / usual if usual > 0 else None,
+        factor=factor if factor is not None and factor < TELLING_FACTOR else None,
+        alike=tuple(w.name for w in facts.workers if w is not last and _is_as_late(w, last)),
     )
+
+
+def _has_more_samples(last: WorkerFacts, typical: WorkerFacts) -> bool:
+    """Whether a worker computes longer only because it has more to compute."""
+    if last.samples <= EVEN_PACE * typical.samples:
+        return False
+    pace = last.compute_seconds / last.samples
+    return pace <= EVEN_PACE * typical.compute_seconds / typical.samples
+
+
+def _is_as_late(worker: WorkerFacts, last: WorkerFacts) -> bool:
+    near = worker.late_seconds >= ALIKE_FRACTION * last.late_seconds
+    return near and own_seconds(worker) >= ALIKE_FRACTION * own_seconds(last)
 
 
 def slow_cable(facts: Facts, needs: Needs) -> str:
@@ -162,6 +206,23 @@ def slow_cable(facts: Facts, needs: Needs) -> str:
     name = max(needs.out, key=lambda m: max(needs.out[m], needs.into[m]))
     own = facts.links[name].bandwidth_bits_per_second
     return name if own < SLOW_CABLE * rates[len(rates) // 2] else ""
+
+
+def far_away(facts: Facts) -> str:
+    """The one member whose cable has a delay that the others' have not; empty if none."""
+    delays = {name: link.latency_seconds for name, link in facts.links.items()}
+    far = [name for name, own in delays.items() if own > FAR_FACTOR * median(delays.values())]
+    return far[0] if len(far) == 1 else ""
+
+
+def small_pieces(kind: spec.Architecture) -> int | None:
+    """Bytes of the pieces that gradients travel in, where somebody made them small."""
+    size = None
+    if isinstance(kind, spec.Ring):
+        size = kind.bucket_bytes
+    elif isinstance(kind, spec.Server):
+        size = kind.chunk_bytes
+    return size if size is not None and size < SMALL_PIECE_BYTES else None
 
 
 def first_steps_excess(facts: Facts) -> float:
@@ -205,7 +266,9 @@ def _compare(last: WorkerFacts, typical: WorkerFacts) -> dict[Reason, tuple[floa
     }
 
 
-def _cause_of_wait(late: Late | None) -> CauseName:
+def _cause_of_wait(facts: Facts, late: Late | None) -> CauseName:
+    if isinstance(facts.architecture, spec.Pipeline):  # stages wait for each other by design
+        return "bubble"
     if late is None:
         return "jitter"
     return "slow-cable" if late.reason == "link" else "slow-worker"
@@ -221,6 +284,12 @@ def _split_link(evidence: Evidence, found: dict[CauseName, float]) -> None:
         found["slow-link"] = found.get("slow-link", 0.0) + found.pop("slow-cable")
 
 
+def _blame_small_pieces(facts: Facts, found: dict[CauseName, float]) -> None:
+    """A server that only handles messages is not short of servers."""
+    if small_pieces(facts.architecture) is not None:
+        found["transport"] = found.get("transport", 0.0) + found.pop("server", 0.0)
+
+
 def _add_compression(facts: Facts, found: dict[CauseName, float]) -> None:
     """Encoding is what remains of an exchange when the bytes are few; what is hidden costs none."""
     seconds = min(compression_seconds(facts), facts.typical.phases["exchange_exposed"])
@@ -234,7 +303,9 @@ def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float)
     facts, baseline, short = evidence.facts, evidence.baseline, evidence.shortage
     if short is not None:
         # What waits for a core is computing, exchanging and being last alike: it counts once.
-        found[short.name] = max(short.seconds, lost, found.pop("jitter", 0.0))
+        by_chance = min(found.get("jitter", 0.0), CORE_JITTER * short.seconds)
+        found["jitter"] = found.get("jitter", 0.0) - by_chance
+        found[short.name] = max(short.seconds, lost, by_chance)
         if "transport" in found:
             found["transport"] = max(0.0, found["transport"] - max(0.0, short.seconds - lost))
     elif baseline is not None:
@@ -248,7 +319,7 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
     A pause that the script makes in every step is fixed too, but it is the script's.
     """
     typical = facts.typical
-    if typical.overhead_seconds > SCRIPT_SECONDS:
+    if typical.overhead_seconds > SCRIPT_SECONDS or small_pieces(facts.architecture) is not None:
         return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
     fixed = fixed_seconds(typical, found.get("transport", 0.0))
@@ -265,11 +336,29 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
         return
     gathered: tuple[CauseName, ...] = ("transport", "overhead", "small-batch")
     found["small-batch"] = sum(found.pop(name, 0.0) for name in gathered)
+    found["small-batch"] += typical.phases["update"]
 
 
-def _add_unsteady(
-    unsteady: Unsteady | None, found: dict[CauseName, float], late: Late | None
-) -> None:
+def late_fraction(facts: Facts) -> float:
+    """Share of all gradients that came after their step had closed (`quorum`)."""
+    late = all_of_them = 0
+    for member in facts.members:
+        for what in ("late_gradients", "staleness"):
+            by_worker = member.counters.get(what)
+            for count in by_worker.values() if isinstance(by_worker, dict) else ():
+                if isinstance(count, dict):
+                    all_of_them += sum(count.values())
+                else:
+                    late += count
+    return late / all_of_them if all_of_them else 0.0
+
+
+def _late_work_seconds(facts: Facts) -> float:
+    share = late_fraction(facts)
+    return share * facts.typical.step_seconds if share >= LATE_WORK_FRACTION else 0.0
+
+
+def _add_unsteady(unsteady: Unsteady | Slowed | None, found: dict[CauseName, float]) -> None:
     """What comes and goes takes the place of the constant cause that its mean looks like."""
     if unsteady is None:
         return
@@ -282,4 +371,4 @@ def _add_unsteady(
         seconds = found.get(name, 0.0)
         if seconds:
             found[name] = max(0.0, seconds - unsteady.seconds)
-    found["intermittent"] = unsteady.seconds
+    found["slowed" if isinstance(unsteady, Slowed) else "intermittent"] = unsteady.seconds

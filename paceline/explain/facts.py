@@ -127,12 +127,9 @@ def gather(run: RunFolder, link: str = "") -> Facts:
     """Read a run; `link` names the rate of the cables where the experiment does not."""
     experiment, summary = run.experiment(), run.summary()
     members = tuple(run.members()) or tuple(summary.members)
-    if summary.architecture.partition(":")[0] not in spec.ARCHITECTURES:
-        inside = "what happens inside its steps is not in the record"
-        raise RecordError(f"{run.path} was measured with a peer, {summary.architecture}: {inside}")
-    architecture = spec.parse_architecture(summary.architecture, str(run.path))
     steps = {m.name: run.steps(m.name) for m in members if m.role == "worker"}
     steps = {name: entries for name, entries in steps.items() if entries}
+    architecture = _architecture(run, summary, experiment, steps)
     warmup = experiment.measurement.warmup_steps
     machine = run.machine()
     cores, memory = machine.get("cores"), machine.get("memory_bytes")
@@ -159,6 +156,22 @@ def gather(run: RunFolder, link: str = "") -> Facts:
         facts.traffic.update(found)
         facts.serving.update(_serving(members, steps, experiment))
     return facts
+
+
+def _architecture(
+    run: RunFolder,
+    summary: record.Summary,
+    experiment: spec.Experiment,
+    steps: dict[str, list[Step]],
+) -> spec.Architecture:
+    """How the members agreed; a peer's record can be read where it tells exchanging apart."""
+    if summary.architecture.partition(":")[0] in spec.ARCHITECTURES:
+        return spec.parse_architecture(summary.architecture, str(run.path))
+    told = any("exchange_exposed" in s.breakdown_seconds for own in steps.values() for s in own)
+    if told:  # our own exchange under another framework: the experiment says which
+        return experiment.architecture
+    inside = "what happens inside its steps is not in the record"
+    raise RecordError(f"{run.path} was measured with a peer, {summary.architecture}: {inside}")
 
 
 def _serving(

@@ -2,6 +2,7 @@
 
 from paceline.explain.facts import Facts
 from paceline.record import RunFolder
+from paceline.record.lives import RESTART
 
 ENDED = {
     "failed": "the run failed",
@@ -23,7 +24,7 @@ def failure(run: RunFolder) -> str:
     )
     ends = [event for event in run.events() if event.kind in ("lost", "failed", "interrupted")]
     if ends:
-        return f"{done}: {ends[-1].text}"
+        return f"{done}: {ends[-1].text.rstrip('.')}"
     if summary.status == "killed":
         return f"{done}: its launcher is gone and nobody said why"
     failed = [member.name for member in run.members() if member.status == "failed"]
@@ -31,8 +32,9 @@ def failure(run: RunFolder) -> str:
 
 
 def lost(facts: Facts) -> str:
-    """Who was lost while the others went on; empty when nobody was."""
+    """Who was lost while the others went on, or all began again; empty when nobody was."""
     if facts.summary.status != "finished":
         return ""
-    texts = [event.text for event in facts.events if event.kind == "lost"]
-    return texts[0] if texts else ""
+    texts = [event.text.rstrip(".") for event in facts.events if event.kind in ("lost", RESTART)]
+    more = f", and {len(texts) - 1} more such" if len(texts) > 1 else ""
+    return f"{texts[0]}{more}" if texts else ""

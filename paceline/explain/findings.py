@@ -25,12 +25,15 @@ CauseName = Literal[
     "server",
     "slow-worker",
     "jitter",
+    "bubble",
+    "late-work",
+    "slowed",
     "input",
     "small-batch",
     "compute",
     "overhead",
 ]
-"""What may be wrong with a run. The first six are not about speed: such a run is never healthy,
+"""What may be wrong with a run. Some are not about speed: such a run is never healthy,
 however fast it is."""
 
 
@@ -57,7 +60,9 @@ class Late(Finding, frozen=True, kw_only=True):
     """The worker the others wait for."""
 
     worker: str
-    reason: Literal["input", "compute", "link", "overhead"]
+    reason: Literal["input", "compute", "share", "link", "overhead"]
+    """`share`: it computes as fast as the others, and has more samples."""
+
     seconds: float
     """How much later than the typical worker its gradients are ready, on average."""
 
@@ -65,7 +70,10 @@ class Late(Finding, frozen=True, kw_only=True):
     """Share of the steps in which it was the last."""
 
     factor: float | None = None
-    """Its time for the reason over the typical worker's."""
+    """Its time (or its samples) for the reason over the typical worker's."""
+
+    alike: tuple[str, ...] = ()
+    """Others that are as late."""
 
 
 class Resource(Finding, frozen=True, kw_only=True):

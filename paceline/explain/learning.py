@@ -27,6 +27,9 @@ LEARNT_FRACTION = 0.05
 CHANCE_FRACTION = 0.03
 """How near to ln(classes) a loss is chance's."""
 
+THROWN_FACTOR = 2.0
+"""A loss this many times guessing's is not where any training starts."""
+
 JUDGED_STEPS = 40
 """Fewer steps are too short to have learnt anything."""
 
@@ -79,7 +82,13 @@ def at_chance(facts: Facts, found: Learning) -> bool:
     if found.chance is None or len(facts.losses) < JUDGED_STEPS:
         return False
     near = abs(found.last - found.chance) <= CHANCE_FRACTION * found.chance
-    return near and found.last > (1 - LEARNT_FRACTION) * found.first
+    if found.last > (1 - LEARNT_FRACTION) * found.first:
+        return near
+    # Where the first steps threw it far off it has fallen, and guesses if it stands still there.
+    known = list(facts.losses.values())
+    middle = _mean(known[len(known) // 2 :][:WINDOW])
+    still = abs(middle - found.chance) <= CHANCE_FRACTION * found.chance
+    return near and still and found.first > THROWN_FACTOR * found.chance
 
 
 def _has_spike(facts: Facts, found: Learning) -> bool:

@@ -54,9 +54,11 @@ def waited_seconds(facts: Facts, worker: WorkerFacts) -> float:
     The kernel counts it; where it does not, computing that used little CPU time tells.
     """
     traffic = facts.traffic[worker.name]
-    most = worker.step_seconds - worker.phases["wait"]
+    threads = facts.experiment.cluster.threads or 1
+    # Whoever computed had a core meanwhile.
+    most = worker.step_seconds - worker.phases["wait"] - (traffic.cpu_seconds or 0.0) / threads
     if traffic.cpu_wait_seconds is not None:
-        return min(traffic.cpu_wait_seconds, most)
+        return max(0.0, min(traffic.cpu_wait_seconds, most))
     if traffic.cpu_seconds is None:
         return 0.0
     starved = traffic.cpu_seconds < STARVED_FRACTION * worker.compute_seconds

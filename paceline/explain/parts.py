@@ -31,6 +31,9 @@ a ring of two hosts at 200 Mbit/s, 0.66 where workers serve."""
 SERVER_BINDS = 1.15
 """A server is what binds when it is needed this much longer than any worker's link."""
 
+NOTHING = 1e-9
+"""Seconds that rounding leaves where there is nothing."""
+
 Divided = dict[str, tuple[float, str]]
 """Part -> seconds, and the counter that proves them."""
 
@@ -38,6 +41,7 @@ Divided = dict[str, tuple[float, str]]
 def parts(facts: Facts, baseline: Facts | None = None) -> tuple[Part, ...]:
     """The typical worker's step in parts; beside a baseline, each part against its share there."""
     typical, divided = facts.typical, _divide(facts)
+    divided = {n: part if part[0] > NOTHING else (0.0, "") for n, part in divided.items()}
     ideal = dict.fromkeys(NAMES, 0.0)
     if baseline is None:
         ideal["compute"] = divided["compute"][0]

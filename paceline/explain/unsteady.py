@@ -1,9 +1,10 @@
-"""Slowness that comes and goes: one step in eight that takes four times as long.
+"""Slowness that comes and goes (one step in eight takes four times as long), or comes and stays.
 
-A mean hides it, and its cure is another one than that of a step which is always long.
+A mean hides both, and their cure is another one than that of a step which is always long.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from paceline.explain.facts import Facts, WorkerFacts
@@ -15,6 +16,15 @@ SLOW_FACTOR = 1.5
 
 RAREST, COMMONEST = 0.02, 0.4
 """Shares of slow steps between which slowness comes and goes."""
+
+SLOWED_FACTOR = 1.3
+"""Steps that take this many times those before them have become slow."""
+
+SLOWED_STEPS = 5
+"""As many, at least, before and after."""
+
+CLEAR_FRACTION = 0.85
+"""Share of the steps that must lie on their side of the middle between before and after."""
 
 FEWEST_STEPS = 8
 OWN_PHASES = ("input", "forward", "backward", "update", "outside")
@@ -32,6 +42,9 @@ class Unsteady:
     seconds: float
     """What it costs per step, on average."""
 
+    everybody: bool = False
+    """Every worker has slow steps of this kind."""
+
     every: int
     """One step in so many."""
 
@@ -39,11 +52,66 @@ class Unsteady:
     """Time of a slow step over the median's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slowed:
+    """What has made all steps slow from one on."""
+
+    worker: str
+    everybody: bool
+    """Every worker has become slow in this phase."""
+
+    phase: str
+    seconds: float
+    """What it costs per step, on average over the run."""
+
+    step: int
+    factor: float
+
+
+def slowed(facts: Facts) -> Slowed | None:
+    """The worker and the phase that became slow during the run; None where none did."""
+    found = [one for worker in facts.workers if (one := _slowed(worker)) is not None]
+    own = [one for one in found if one.phase in OWN_PHASES]
+    worst = max(own or found, key=lambda one: one.seconds, default=None)
+    if worst is None:
+        return None
+    alike = sum(one.phase == worst.phase for one in found)
+    return replace(worst, everybody=len(facts.workers) > 1 and alike == len(facts.workers))
+
+
+def _slowed(worker: WorkerFacts) -> Slowed | None:
+    steps = worker.entries
+    times = [step.seconds for step in steps]
+    if len(times) < 2 * SLOWED_STEPS:
+        return None
+    cuts = range(SLOWED_STEPS, len(times) - SLOWED_STEPS + 1)
+    cut = max(cuts, key=lambda k: k * (len(times) - k) * (fmean(times[k:]) - fmean(times[:k])) ** 2)
+    before, after = median(times[:cut]), median(times[cut:])
+    middle = (before + after) / 2
+    clear = fmean(t < middle for t in times[:cut]), fmean(t > middle for t in times[cut:])
+    if after < SLOWED_FACTOR * before or min(clear) < CLEAR_FRACTION:
+        return None
+    excess = _excess(steps[cut:], steps[:cut])
+    phase = max(excess, key=lambda name: excess[name])
+    return Slowed(
+        worker=worker.name,
+        everybody=False,
+        phase=phase,
+        seconds=excess[phase] * (len(times) - cut) / len(times),
+        step=steps[cut].step,
+        factor=after / before,
+    )
+
+
 def unsteady(facts: Facts) -> Unsteady | None:
     """The worker and the phase behind slow steps; None where steps are alike."""
     found = [one for worker in facts.workers if (one := _of_worker(worker)) is not None]
     own = [one for one in found if one.phase in OWN_PHASES]
-    return max(own or found, key=lambda one: one.seconds, default=None)
+    worst = max(own or found, key=lambda one: one.seconds, default=None)
+    if worst is None:
+        return None
+    alike = sum(one.phase == worst.phase for one in found)
+    return replace(worst, everybody=len(facts.workers) > 1 and alike == len(facts.workers))
 
 
 def _of_worker(worker: WorkerFacts) -> Unsteady | None:
@@ -55,10 +123,7 @@ def _of_worker(worker: WorkerFacts) -> Unsteady | None:
     if len(slow) < 2 or not RAREST <= len(slow) / len(steps) <= COMMONEST:
         return None
     usual = [step for step in steps if step.seconds <= SLOW_FACTOR * middle]
-    excess = {
-        phase: fmean(_phase(s, phase) for s in slow) - fmean(_phase(s, phase) for s in usual)
-        for phase in (*PHASES, "outside")
-    }
+    excess = _excess(slow, usual)
     phase = max(excess, key=lambda name: excess[name])
     return Unsteady(
         worker=worker.name,
@@ -67,6 +132,14 @@ def _of_worker(worker: WorkerFacts) -> Unsteady | None:
         every=round(len(steps) / len(slow)),
         factor=fmean(step.seconds for step in slow) / middle,
     )
+
+
+def _excess(slow: Sequence[Step], usual: Sequence[Step]) -> dict[str, float]:
+    """By how much each phase takes longer in slow steps."""
+    return {
+        phase: fmean(_phase(s, phase) for s in slow) - fmean(_phase(s, phase) for s in usual)
+        for phase in (*PHASES, "outside")
+    }
 
 
 def _phase(step: Step, phase: str) -> float:

@@ -2,20 +2,39 @@
 
 from collections.abc import Callable, Sequence
 
+from paceline import spec
 from paceline.explain import difference, limits
 from paceline.explain import learning as learn
-from paceline.explain.actions import pauses
-from paceline.explain.causes import Evidence, Loss, first_steps_excess, slow_cable
+from paceline.explain.actions import all_late, pauses
+from paceline.explain.causes import (
+    Evidence,
+    Loss,
+    far_away,
+    first_steps_excess,
+    late_fraction,
+    slow_cable,
+    small_pieces,
+)
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Action, CauseName, Gain, Late
 from paceline.explain.machine import is_full, shortage
 from paceline.explain.parts import busiest_server, busiest_worker_link
+from paceline.record.wall import START_UP, TEARDOWN
 from paceline.units import format_bandwidth, format_bytes, format_seconds
 
 DOUBTFUL_FRACTION = 0.15
 """A baseline that lost more of its step than this to other processes is doubted."""
 
-REASONS = {"input": "input", "compute": "compute", "link": "exchange", "overhead": "bookkeeping"}
+FEW_STEPS = 5
+"""A verdict on fewer steps says so."""
+
+LONG_SECONDS, LONG_FRACTION = 20.0, 0.5
+"""What comes before the first step, or after the last, is said when it takes both."""
+
+UNEVEN_STAGES = 1.5
+"""A pipeline's longest stage is named when it takes this many times the shortest."""
+
+REASONS = {"input": "input", "compute": "compute", "link": "exchange"}
 PAUSES = {
     "script": "the script's own pauses",
     "checkpoint": "checkpoints",
@@ -43,10 +62,41 @@ def verdict_text(evidence: Evidence, causes: Sequence[str], best: Action | None)
         sentences.append(f"Next: {best.text}{gain_text(best.gain)}.")
     if evidence.failure and len(causes) > 1 and facts.typical.steps > 1:
         sentences.append(f"Until then, {causes[1]}.")
+    elif evidence.lost and len(causes) > 1:
+        sentences.append(f"{_capital(causes[1])}.")
     return " ".join([*sentences, *_doubts(evidence)])
 
 
 def _doubts(evidence: Evidence) -> list[str]:
+    """What stands beside the steps, and what the verdict does not rest on firmly."""
+    if evidence.failure:
+        return []
+    return [*_beside_steps(evidence.facts), *_few(evidence.facts), *_doubtful_baseline(evidence)]
+
+
+def _beside_steps(facts: Facts) -> list[str]:
+    """A run that mostly starts, or ends, is not mended by faster steps."""
+    wall = facts.summary.wall_seconds
+    if not isinstance(wall, dict):
+        return []
+    whole = sum(wall.values())
+    places = {START_UP: "before the first step", TEARDOWN: "after the last step"}
+    return [
+        f"{format_seconds(wall[part])} of {format_seconds(whole)} in all went {where}."
+        for part, where in places.items()
+        if wall.get(part, 0.0) > max(LONG_SECONDS, LONG_FRACTION * whole)
+    ]
+
+
+def _few(facts: Facts) -> list[str]:
+    count = facts.typical.steps
+    if count >= FEW_STEPS or facts.experiment.engine == "predict":
+        return []
+    counted = "one step was" if count == 1 else f"{count} steps were"
+    return [f"But only {counted} counted, after the first ones: run it for longer."]
+
+
+def _doubtful_baseline(evidence: Evidence) -> list[str]:
     """A baseline whose cores others used is no measure of anything."""
     baseline = evidence.baseline
     short = shortage(baseline) if baseline is not None else None
@@ -139,8 +189,15 @@ def _pauses_in_words(facts: Facts) -> str:
     share = facts.typical.paused_seconds / whole
     rate = sum(w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers)
     text = f"{PAUSES.get(what, what)} take {share:.0%} of the time: "
-    text += f"{rate:.3g} samples/s in all, {facts.samples_per_second:.3g} while training"
+    text += f"{_rate(rate)} samples/s in all, {_rate(facts.samples_per_second)} while training"
     return text
+
+
+def _rate(samples_per_second: float) -> str:
+    """Three figures, and never an exponent."""
+    if samples_per_second >= 1000:
+        return f"{samples_per_second:,.0f}"
+    return f"{samples_per_second:.3g}"
 
 
 def _first_steps_in_words(facts: Facts) -> str:
@@ -157,12 +214,19 @@ def _first_steps_in_words(facts: Facts) -> str:
 def _waiting(late: Late | None, cost: str) -> str:
     if late is None:
         return f"waiting for the slowest worker takes {cost}"
-    what, by = REASONS[late.reason], format_seconds(late.seconds)
-    why = f"its {what} makes it {by} late"
-    if late.factor is not None:
-        why = f"its {what} takes {late.factor:.1f} times the typical worker's"
-        why += f" and makes it {by} late"
-    return f"waiting for {late.worker} takes {cost}: {why}"
+    many = bool(late.alike)
+    its, it, is_late = ("their", "they", "are") if many else ("its", "it", "is")
+    has, does = ("have", "do") if many else ("has", "does")
+    if late.reason == "share":
+        why = f"{it} {has} {late.factor or 0:.1f} times the typical worker's samples"
+    elif late.reason == "overhead":
+        why = f"{it} {does} something else between steps"
+    elif late.factor is not None:
+        why = f"{its} {REASONS[late.reason]} takes {late.factor:.1f} times the typical worker's"
+    else:
+        why = f"{its} {REASONS[late.reason]} takes longer than the typical worker's"
+    by = format_seconds(late.seconds)
+    return f"waiting for {all_late(late)} takes {cost}: {why}, and {it} {is_late} {by} late"
 
 
 def _cable_in_words(evidence: Evidence, cost: str) -> str:
@@ -199,10 +263,67 @@ def _unsteady_in_words(evidence: Evidence, cost: str) -> str:
         return f"slow steps take {cost}"
     phase = {"outside": "time outside all phases", "exchange_exposed": "exchange"}
     named = phase.get(found.phase, found.phase)
+    who = "every worker" if found.everybody else found.worker
     return (
         f"one step in {found.every} takes {found.factor:.1f} times as long: {named} of "
-        f"{found.worker} takes {cost} on average"
+        f"{who} takes {cost} on average"
     )
+
+
+def _slowed_in_words(evidence: Evidence, cost: str) -> str:
+    found = evidence.slowed
+    if found is None:
+        return f"steps became slow: {cost}"
+    phase = {"outside": "time outside all phases", "exchange_exposed": "exchange"}
+    who = "every worker" if found.everybody else found.worker
+    return (
+        f"from step {found.step} on, steps take {found.factor:.1f} times as long: "
+        f"{phase.get(found.phase, found.phase)} of {who} takes {cost} more, on average"
+    )
+
+
+def _bubble_in_words(evidence: Evidence, cost: str) -> str:
+    own = evidence.needs.own
+    longest = max(own, key=lambda name: own[name])
+    text = f"workers of the pipeline wait for each other's stages {cost}"
+    if own[longest] > UNEVEN_STAGES * min(own.values()):
+        text += f"; the stage of {longest} takes {format_seconds(own[longest])}, "
+        text += f"the shortest {format_seconds(min(own.values()))}"
+    return text
+
+
+def _late_work_in_words(evidence: Evidence) -> str:
+    facts, kind = evidence.facts, evidence.facts.architecture
+    workers = facts.summary.workers
+    text = f"{late_fraction(facts):.0%} of the gradients come too late for their step and are "
+    text += "computed for nothing"
+    if isinstance(kind, spec.Server) and kind.quorum:
+        text += f": {kind.quorum} of {workers} workers make a step"
+    return text
+
+
+def _latency_in_words(evidence: Evidence, cost: str) -> str:
+    name = far_away(evidence.facts)
+    if name:
+        delay = format_seconds(evidence.facts.links[name].latency_seconds)
+        return f"the delay of {name}'s cable, {delay}, takes {cost}: all messages wait for its"
+    return f"the delay of the links takes {cost}: messages wait for each other, not for bandwidth"
+
+
+def _small_batch_in_words(evidence: Evidence, cost: str) -> str:
+    typical = evidence.facts.typical
+    text = f"the batch of {typical.samples:g} a worker is too small: "
+    text += f"what a step costs with any batch takes {cost}"
+    update = typical.phases["update"]
+    if update > 0.5 * (typical.step_seconds - typical.phases["forward"]):
+        text += f", and most of that is the optimizer's update, {format_seconds(update)}"
+    return text
+
+
+def _transport_in_words(evidence: Evidence, cost: str) -> str:
+    size = small_pieces(evidence.facts.architecture)
+    pieces = f" in pieces of {format_bytes(size)}" if size is not None else ""
+    return f"moving gradients between processes{pieces} takes {cost}{_full(evidence.facts)}"
 
 
 def _short(evidence: Evidence) -> str:
@@ -248,11 +369,12 @@ SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
     "slow-link": lambda e, cost: (
         f"the link is too slow for this exchange, which takes {cost}{_link_in_words(e)}"
     ),
-    "latency": lambda e, cost: (
-        f"the delay of the links takes {cost}: messages wait for each other, not for bandwidth"
-    ),
+    "latency": _latency_in_words,
     "compression": lambda e, cost: f"compressing gradients takes {cost}, and saves less than that",
-    "transport": lambda e, cost: f"moving gradients between processes takes {cost}{_full(e.facts)}",
+    "transport": _transport_in_words,
+    "bubble": _bubble_in_words,
+    "late-work": lambda e, cost: _late_work_in_words(e),
+    "slowed": _slowed_in_words,
     "server": lambda e, cost: (
         f"queueing at {busiest_server(e.needs)} takes {cost}{_server_in_words(e)}"
     ),
@@ -261,10 +383,7 @@ SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
         f"waiting for whoever is last takes {cost}; no worker is slower than the rest"
     ),
     "input": lambda e, cost: f"the input is too slow: workers wait for samples {cost}",
-    "small-batch": lambda e, cost: (
-        f"the batch of {e.facts.typical.samples:g} a worker is too small: "
-        f"what a step costs with any batch takes {cost}"
-    ),
+    "small-batch": _small_batch_in_words,
     "compute": lambda e, cost: (
         f"computing takes {cost} longer than in the baseline{_full(e.facts)}"
     ),

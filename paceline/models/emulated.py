@@ -170,7 +170,7 @@ class EmulatedModel(nn.Module):
 def skip_updates(optimizer: Optimizer) -> None:
     """Let an optimizer that would update on this worker do nothing: the device would, not the CPU.
 
-    One that only asks servers to update goes on doing so.
+    One that only asks servers to update goes on doing so: it is torch's by name alone.
     """
     kind = type(optimizer)
     # Of a class that was mixed into, only the method says whose it is: the class keeps its module.

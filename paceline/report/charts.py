@@ -98,7 +98,7 @@ def _throughput(group: Group, data: str) -> Chart:
     if not group.has_lines:
         chart = base.mark_bar(cornerRadiusEnd=2, size=18).encode(
             y=_names(),
-            x=alt.X("rate:Q", title="samples/s"),
+            x=alt.X("rate:Q", title="samples/s", axis=alt.Axis(tickCount=8)),
             color=_colour(group).legend(None),  # each bar has its name
             tooltip=["label:N", _tip("rate", "samples/s", ",.1f")],
         )
@@ -337,6 +337,7 @@ def theme(dark: bool) -> Mapping[str, Any]:
         },
         "title": {"color": ink, "fontSize": 13, "fontWeight": 600, "anchor": "start"},
         "text": {"color": ink},
+        "rule": {"color": ink},
         "line": {"strokeWidth": 2},
         "point": {"size": 42, "filled": True},
     }

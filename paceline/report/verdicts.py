@@ -9,16 +9,16 @@ from paceline.report.rows import run_of
 
 
 def explained(table: Table) -> dict[str, Explanation]:
-    """Cell -> the explanation of the run that stands for it; peers' runs have none."""
+    """Cell -> the explanation of the run that stands for it; strangers' runs have none."""
     runs = {row.cell: run for row in table.rows if row.failed is None and (run := run_of(row))}
     found = {}
     for row in table.rows:
-        if row.cell not in runs or row.peer:
+        if row.cell not in runs:
             continue
         baseline = runs.get(row.baseline or "")
         try:
             found[row.cell] = explain(runs[row.cell], baseline)
-        except RecordError:  # it ended before its first step
+        except RecordError:  # it ended before its first step, or a peer did not tell
             continue
     return found
 
@@ -49,7 +49,7 @@ def with_verdict(table: Table, found: dict[str, Explanation]) -> Table:
 
 def _subject(rows: list[Row], found: dict[str, Explanation]) -> Row | None:
     """Whom the headline is about: who failed to learn, else the fastest on the most workers."""
-    ours = [row for row in rows if row.cell in found and row.samples_per_second is not None]
+    ours = [r for r in rows if r.cell in found and r.samples_per_second is not None and not r.peer]
     if not ours:
         return next((row for row in rows if row.cell in found), None)
     sick = [r for r in ours if found[r.cell].causes and not found[r.cell].causes[0].seconds]
