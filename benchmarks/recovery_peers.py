@@ -214,6 +214,7 @@ def be_torchft(folder: Path) -> None:
         min_replica_size=1,
         replica_id=f"worker{number}",
         store_addr="127.0.0.1",
+        hostname="localhost",
         store_port=store.port,
         rank=0,
         world_size=1,
