@@ -22,8 +22,9 @@ import msgspec
 import torch
 
 from paceline import architectures, spec
-from paceline.errors import DeadlineError, MemberError
+from paceline.errors import DeadlineError, MemberError, MissingError
 from paceline.launch import Identity, to_environment
+from paceline.launch.interfaces import ELSEWHERE, source_towards
 from paceline.record import RunFolder
 from paceline.training import session as sessions
 from paceline.training.jobs import local_identities
@@ -40,11 +41,13 @@ def run_members(
     architecture: spec.Architecture | None = None,
     timeout_seconds: float = 60.0,
     folder: RunFolder | None = None,
+    apart: bool = False,
 ) -> list[Any]:
     """Call `function(session, *arguments)` on every worker; return what each returned, in order.
 
     `function` must be importable (defined at the top of a module). With `folder` the run is
-    recorded there.
+    recorded there. `apart`: as if each member had a host of its own, so that what they say goes
+    by TCP and is encrypted; the host needs an address beside loopback.
     """
     options = architecture or (spec.Single() if workers == 1 else spec.Ring())
     experiment = spec.Experiment(
@@ -54,9 +57,12 @@ def run_members(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory() as temporary, socket.socket() as coordinator:
-        coordinator.bind(("127.0.0.1", 0))
+        coordinator.bind((_outer_address() if apart else "127.0.0.1", 0))
         coordinator.listen(128)
         identities = local_identities(experiment, folder or RunFolder(Path(temporary)), coordinator)
+        if apart:
+            alone = {"local_index": 0, "local_members": 1, "local_workers": 1}
+            identities = [msgspec.structs.replace(each, **alone) for each in identities]
         members = [
             _Member(
                 context, identity, coordinator, options, folder is not None, function, arguments
@@ -70,6 +76,13 @@ def run_members(
                 member.end()
             resource_sharer.stop()  # the thread that handed over the coordinator's descriptor
     return [member.result for member in members if member.name.startswith("worker")]
+
+
+def _outer_address() -> str:
+    address = source_towards(ELSEWHERE)
+    if address is None:
+        raise MissingError("this host has no address but loopback.", "leave out `apart`.")
+    return address
 
 
 class _Member:

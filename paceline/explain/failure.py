@@ -1,7 +1,8 @@
 """How a run ended, where it did not end well. A failed run's explanation starts with this."""
 
+from paceline.errors import PacelineError
 from paceline.explain.facts import Facts
-from paceline.record import RunFolder
+from paceline.record import RunFolder, checkpoints
 from paceline.record.lives import RESTART
 
 ENDED = {
@@ -26,9 +27,17 @@ def failure(run: RunFolder) -> str:
     if ends:
         return f"{done}: {ends[-1].text.rstrip('.')}"
     if summary.status == "killed":
-        return f"{done}: its launcher is gone and nobody said why"
+        return f"{done}: its launcher is gone and nobody said why{_goes_on(run)}"
     failed = [member.name for member in run.members() if member.status == "failed"]
     return f"{done}: {', '.join(failed)} failed" if failed else done
+
+
+def _goes_on(run: RunFolder) -> str:
+    try:
+        saved = checkpoints.choose(run.path)
+    except PacelineError:
+        return ""
+    return f"; --resume {run.path} goes on after step {saved.manifest.step}"
 
 
 def lost(facts: Facts) -> str:

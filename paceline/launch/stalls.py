@@ -1,4 +1,5 @@
-"""A job that stands still says so: since when, at which step, who is stopped, who waits for whom.
+"""A job that stands still says so: since when, at which step, who is stopped, who waits for whom,
+where each member is just now, and what the likely cause is.
 
 Steps are followed in the members' own files, so this works for every architecture and for any
 script. What is called still follows the times that steps took before; nobody is ended for it.
@@ -9,6 +10,9 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
+from paceline.launch import stacks
+from paceline.launch.causes import likely_cause
+from paceline.launch.connections import unheard
 from paceline.record import Event, RunFolder
 from paceline.record.following import StepCounter
 
@@ -74,7 +78,7 @@ class Stalls:
         text = self._cause(still, busy)
         if text is not None and self._told is None:
             self._told = text
-            self._tell(text, max(still.values()))
+            self._tell(text, max(still.values()), {name: self._processes[name] for name in busy})
 
     def _busy_fractions(self, now: float) -> dict[str, float]:
         """Share of a core that each living member used since the last look."""
@@ -100,11 +104,17 @@ class Stalls:
         if stopped:
             waiting = sorted(set(still) - set(stopped))
             return f"{_listed(stopped)} stopped (SIGSTOP){_waiting(waiting)}"
-        if any(fraction > BUSY_FRACTION for fraction in busy.values()):
+        # One that wants to compute may not get a core on a crowded machine.
+        wants = [name for name, state in states.items() if state == psutil.STATUS_RUNNING]
+        if wants or any(fraction > BUSY_FRACTION for fraction in busy.values()):
             return None
         disk = [name for name, state in states.items() if state == psutil.STATUS_DISK_SLEEP]
         if disk:
             return f"{_listed(disk)} waiting for a disk"
+        gone = sorted(self._workers.keys() - busy)
+        if gone:
+            steps = ", ".join(f"{name} after {self._workers[name].steps} steps" for name in gone)
+            return f"{steps} {'has' if len(gone) == 1 else 'have'} ended{_waiting(sorted(still))}"
         least = min(worker.steps for worker in self._workers.values())
         behind = [name for name, worker in self._workers.items() if worker.steps == least]
         if len(behind) < len(self._workers):
@@ -118,14 +128,21 @@ class Stalls:
         except psutil.NoSuchProcess:
             return str(psutil.STATUS_DEAD)
 
-    def _tell(self, text: str, seconds: float) -> None:
-        steps = max(worker.steps for worker in self._workers.values())
+    def _tell(self, text: str, seconds: float, alive: Mapping[str, psutil.Process]) -> None:
+        steps = {name: worker.steps for name, worker in self._workers.items()}
         usual = max(worker.usual for worker in self._workers.values())
         text = f"no step for {seconds:.0f} s, where one takes {usual:.2g} s: {text}"
-        now = time.monotonic() / self._dilation
-        event = Event(time_seconds=now, member="launcher", kind="stall", text=text, step=steps)
+        found = stacks.ask(self._folder.path, alive)
+        ends = {name: unheard(process) for name, process in alive.items()}
+        cause = likely_cause(steps, found, ends)
+        text += f"; likely: {cause}" if cause else ""
+        now, most = time.monotonic() / self._dilation, max(steps.values())
+        event = Event(time_seconds=now, member="launcher", kind="stall", text=text, step=most)
         self._folder.add_event(event)
-        self._say(text)
+        lines = [f"  {name} is in {stack.words}" for name, stack in sorted(found.items())]
+        if lines:
+            lines.append(f"  whole stacks: {stacks.path_of(self._folder.path, '*')}")
+        self._say("\n".join((text, *lines)))
 
 
 def _listed(names: list[str], one: str = "is", several: str = "are") -> str:

@@ -24,6 +24,10 @@ from paceline.errors import SpecError
 from paceline.report.charts import PHASE_COLOURS
 from paceline.report.page import TEMPLATES
 from paceline.report.tail import RunTail, attach
+from paceline.report.visitors import protocol
+
+HOST_NAMES = ("127.0.0.1", "localhost")
+"""By which the page is asked for; another name was made to lead here by somebody else."""
 
 LOOK_SECONDS = 1.0
 STOP_SECONDS = 5.0
@@ -46,7 +50,9 @@ def serve(
     stopping = threading.Event()
     config = uvicorn.Config(
         application(tail, token, stopping, look_seconds),
-        log_level="error",
+        log_level="critical",  # what strangers send is no error of ours
+        http=protocol(),
+        ws="none",
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
@@ -100,7 +106,8 @@ def application(
     looks = _Looks(tail, look_seconds)
 
     def refused(request: Request) -> Response | None:
-        if secrets.compare_digest(request.query_params.get("token", ""), token):
+        given = request.query_params.get("token", "").encode(errors="replace")
+        if secrets.compare_digest(given, token.encode()) and request.url.hostname in HOST_NAMES:
             return None
         text = "This page wants the token that was printed with its address.\n"
         return PlainTextResponse(text, status_code=403)

@@ -26,7 +26,7 @@ from paceline.architectures.group import Group
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import PacelineError, SpecError
-from paceline.launch import Identity, identify, meet
+from paceline.launch import Identity, identify, meet, stacks
 from paceline.launch.losses import check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
@@ -432,6 +432,8 @@ def start(
     """Make this process's session; `init` for those who know who they are."""
     global _session
     keep_freed_memory()
+    if folder is not None:
+        stacks.answer(folder.path, identity.name)
     options = _resolve(asked, identity)
     if identity.goes_on:
         check_survives(options)

@@ -110,43 +110,44 @@ class Lobby(Generic[L]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._at_once, self._seconds, self._clock = at_once, seconds, clock
-        self._until: dict[L, float] = {}
+        self.until: dict[L, float] = {}
+        """Who is in -> when it must have said who it is; in the order they came."""
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self.until)
 
     def enter(self, caller: L) -> L | None:
         """Take one in; returns the one that has to go for it."""
-        self._until[caller] = self._clock() + self._seconds
-        if len(self._until) <= self._at_once:
+        self.until[caller] = self._clock() + self._seconds
+        if len(self.until) <= self._at_once:
             return None
-        first = next(iter(self._until))
-        del self._until[first]
+        first = next(iter(self.until))
+        del self.until[first]
         return first
 
     def leave(self, caller: L) -> None:
-        self._until.pop(caller, None)
+        self.until.pop(caller, None)
 
     def everybody(self) -> list[L]:
-        return list(self._until)
+        return list(self.until)
 
     def overdue(self) -> list[L]:
         """Those whose time is over; they are in no longer."""
         now = self._clock()
         late = []
-        for caller, until in self._until.items():  # in the order they came
+        for caller, until in self.until.items():  # in the order they came
             if until > now:
                 break
             late.append(caller)
         for caller in late:
-            del self._until[caller]
+            del self.until[caller]
         return late
 
     def timeout(self, at_most: float) -> float:
         """How long to wait for anything before somebody is overdue."""
-        if not self._until:
+        if not self.until:
             return at_most
-        return max(0.0, min(at_most, next(iter(self._until.values())) - self._clock()))
+        return max(0.0, min(at_most, next(iter(self.until.values())) - self._clock()))
 
 
 def is_own_user(line: socket.socket) -> bool:

@@ -48,6 +48,8 @@ class Post(ABC, Generic[T]):
         """Parcels from strangers, thrown away."""
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.largest_bytes = 64 << 20
+        """Of a payload, set before `bind`: what announces more is not read."""
         self.place: Callable[[Sequence[T]], memoryview | None] = lambda messages: None
         """Where the first payload of a parcel with these messages belongs, if that is known before
         it has come; a post that can receives it there."""

@@ -176,7 +176,7 @@ class StreamPost(Post[T]):
 
     def _receive(self, timeout_seconds: float) -> list[Parcel[T]]:
         parcels: list[Parcel[T]] = []
-        unsettled = bool(self._calls or self._lobby) or self._listens_at is not None
+        unsettled = self._calls or self._lobby.until or self._listens_at is not None
         if unsettled:
             timeout_seconds = self._lobby.timeout(min(timeout_seconds, _AGAIN_SECONDS))
         for descriptor, events in self._poll.poll(max(0.0, timeout_seconds)):

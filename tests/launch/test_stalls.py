@@ -1,17 +1,24 @@
 """A job that stands still is told, with the one that holds it up; one that computes is not."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from paceline import spec
-from paceline.launch import stalls
+from paceline.launch import stacks, stalls
+from paceline.launch.causes import likely_cause
+from paceline.launch.connections import Unheard, unheard
+from paceline.launch.stacks import Frame, Stack
 from paceline.launch.stalls import Stalls
 from paceline.record import RunFolder
+from paceline.wire import doors
 
 IDLE, BUSY = "import time\nwhile True: time.sleep(0.05)", "while True: pass"
 
@@ -72,6 +79,121 @@ def test_one_that_is_stopped_is_named(monkeypatch, folder, members):
     assert "worker1 is stopped (SIGSTOP), and worker0 waits" in said[0]
     (event,) = [event for event in folder.events() if event.kind == "stall"]
     assert event.text == said[0]
+
+
+ANSWERS = """
+import sys, time
+from pathlib import Path
+from paceline.launch import stacks
+
+def {function}():
+    print("there", flush=True)
+    while True:
+        time.sleep(0.05)
+
+stacks.answer(Path({run!r}), {name!r})
+{function}()
+"""
+
+
+def answering(members, folder, name, function):
+    return members(ANSWERS.format(run=str(folder.path), name=name, function=function))
+
+
+def wait_for(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_where_each_member_is_is_told(monkeypatch, folder, members):
+    """The stack that a signal brings to light, and what follows from it."""
+    pids = {
+        "worker0": answering(members, folder, "worker0", "exchange_gradients"),
+        "worker1": answering(members, folder, "worker1", "validate_alone"),
+    }
+    wait_for(lambda: all(stacks.path_of(folder.path, name).exists() for name in pids))
+    time.sleep(0.5)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 9}, looks=6)
+    (event,) = [event for event in folder.events() if event.kind == "stall"]
+    first, *lines = said[0].splitlines()
+    assert event.text == first
+    assert "likely: exchanges in different orders" in first
+    assert any("worker0 is in" in line and "exchange_gradients" in line for line in lines)
+    assert any("worker1 is in" in line and "validate_alone" in line for line in lines)
+    assert all(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_one_that_promised_no_answer_is_not_asked(folder, members):
+    """The signal would end it."""
+    pid = members(IDLE)
+    stacks.path_of(folder.path, "worker0").parent.mkdir()
+    stacks.path_of(folder.path, "worker0").write_text(f"pid {os.getpid()} main 0x0\n")
+    assert stacks.ask(folder.path, {"worker0": psutil.Process(pid)}) == {}
+    time.sleep(0.2)
+    assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_one_that_has_ended_early_is_named(monkeypatch, folder, members):
+    pids = {"worker0": members(IDLE), "worker1": members("pass")}
+    wait_for(lambda: psutil.Process(pids["worker1"]).status() == psutil.STATUS_ZOMBIE)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8}, looks=6)
+    assert "worker1 after 8 steps has ended, and worker0 waits; likely: uneven data" in said[0]
+
+
+@pytest.fixture
+def deaf():
+    """A listener on loopback; what comes for it after `doors` shut it is thrown away."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def test_a_port_that_is_blocked_is_seen(deaf):
+    doors._attach(deaf)
+    with socket.socket() as line:
+        line.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            line.connect(deaf.getsockname())
+        wait_for(lambda: unheard(psutil.Process()))
+        (end,) = unheard(psutil.Process())
+    host, port = deaf.getsockname()
+    assert (end.address, end.is_call) == (f"{host}:{port}", True)
+
+
+def test_bytes_that_nobody_acknowledges_are_seen(deaf):
+    with socket.create_connection(deaf.getsockname()) as line, deaf.accept()[0] as other:
+        assert not unheard(psutil.Process())
+        doors._attach(other)
+        line.sendall(b"gradient")
+        wait_for(lambda: unheard(psutil.Process()))
+        (end,) = unheard(psutil.Process())
+        assert end == Unheard("{}:{}".format(*deaf.getsockname()), 8, False)
+
+
+def stack(*functions, file="train.py"):
+    return Stack(tuple(Frame(function, file, 1) for function in functions))
+
+
+LOADING = Stack((Frame("get", "/x/torch/utils/data/dataloader.py", 5), Frame("main", "t.py", 1)))
+SAME = {"worker0": 5, "worker1": 5}
+
+
+@pytest.mark.parametrize(
+    ("steps", "found", "ends", "cause"),
+    [
+        (SAME, {}, {"worker0": [Unheard("10.0.0.2:5", 9, False)]}, "the network: 10.0.0.2:5"),
+        ({"worker0": 5, "worker1": 4}, {}, {"worker0": ()}, "uneven data: worker1"),
+        ({"worker0": 5, "worker1": 4}, {"worker1": LOADING}, {}, "data: worker1 waits"),
+        ({"worker0": 5, "worker1": 4}, {"worker1": stack("think")}, {}, "held up in .*think"),
+        (SAME, {"worker0": stack("a"), "worker1": stack("b")}, {}, "different orders"),
+        (SAME, {"worker0": stack("a"), "worker1": stack("a")}, {}, None),
+        (SAME, {}, {"worker0": (), "worker1": ()}, None),
+    ],
+)
+def test_what_is_likely_follows_from_what_is_seen(steps, found, ends, cause):
+    told = likely_cause(steps, found, {name: [] for name in found} | ends)
+    assert (told is None) if cause is None else re.search(cause, told)
 
 
 def test_one_that_is_behind_and_idle_is_named(monkeypatch, folder, members):

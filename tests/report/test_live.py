@@ -19,6 +19,7 @@ from paceline.errors import SpecError
 from paceline.record import Event, Member, RunFolder, Step
 from paceline.report import live
 from paceline.report.tail import HISTORY, SILENT_SECONDS, History, RunTail
+from paceline.wire.handshake import AT_ONCE
 from tests import webdriver
 from tests.synthetic import Times, synchronous_run
 
@@ -106,6 +107,51 @@ def test_nobody_sees_a_run_without_the_token(folder):
             assert b"Paceline" in answer.read()
     finally:
         stop()
+
+
+@pytest.mark.parametrize(
+    "path", ["/?token=", "/?token=%C3%BC", "/events?token=%00%FF", "/events?token=x&token="]
+)
+def test_no_other_token_opens_it(folder, path):
+    address, stop = live.serve(folder.path)
+    try:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(address.partition("/?")[0] + path, timeout=10)
+        assert caught.value.code == 403
+    finally:
+        stop()
+
+
+def test_another_name_that_leads_here_opens_nothing(folder):
+    address, stop = live.serve(folder.path)
+    try:
+        request = urllib.request.Request(address, headers={"Host": "elsewhere.example"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=10)
+        assert caught.value.code == 403
+    finally:
+        stop()
+
+
+def test_those_who_call_and_say_nothing_are_few_and_the_page_stays_open(folder):
+    address, stop = live.serve(folder.path, look_seconds=0.1)
+    port = int(address.partition("127.0.0.1:")[2].partition("/")[0])
+    events = address.replace("/?", "/events?")
+    with ExitStack() as stack:
+        stack.callback(stop)
+        page = stack.enter_context(urllib.request.urlopen(events, timeout=10))
+        silent = []
+        for _ in range(AT_ONCE + 50):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
+            silent[-1].sendall(b"GET / HTTP/1.1")
+        silent[0].settimeout(2.0)  # less than what one alone would be given
+        assert silent[0].recv(100) == b""
+        silent[-1].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[-1].recv(100)
+        for _ in range(5):
+            assert page.readline().startswith(b"data: ")
+            page.readline()
 
 
 def test_a_taken_port_is_bad_input(folder):

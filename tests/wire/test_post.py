@@ -25,9 +25,15 @@ def receive(post, count=1, seconds=5.0):
 def let_in(worker, *servers, seconds=5.0):
     """Both ends have a thread that receives; here they take turns."""
     end = time.monotonic() + seconds
-    while isinstance(worker, StreamPost) and worker._calls and time.monotonic() < end:
+    while waits_outside(worker) and time.monotonic() < end:
         for post in (worker, *servers):
             post.receive(0.01)
+
+
+def waits_outside(worker):
+    if isinstance(worker, StreamPost):
+        return bool(worker._calls)
+    return not all(line.is_open for line in worker._servers.values())
 
 
 WAYS = ["unix", "tcp", "curve"]
@@ -87,6 +93,16 @@ def close_without_waiting(post):
         line.monitor.close(linger=0)
         line.socket.close(linger=0)
     post.close()
+
+
+def test_one_whom_curve_does_not_let_in_is_told_to_look_at_its_key(monkeypatch):
+    monkeypatch.setattr("paceline.wire.zeromq.CONNECT_SECONDS", 0.2)
+    server, stranger = (ZeroMqPost(n, KINDS, JobKey(n)) for n in ("server0", "worker1"))
+    stranger.connect("server0", server.bind("127.0.0.1"))
+    with pytest.raises(ExchangeError, match=r"does not let worker1 in.*PACELINE_KEY"):
+        let_in(stranger, server, seconds=30)
+    close_without_waiting(stranger)
+    server.close()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from paceline.protocol.messages import Answer, Push
-from paceline.wire import JobKey, StreamPost, handshake
+from paceline.wire import JobKey, StreamPost, ZeroMqPost, handshake
 from paceline.wire.handshake import Callee, Caller, Lobby
 from paceline.wire.line import LENGTH
 
@@ -25,7 +25,7 @@ def server():
 
 
 def call(endpoint):
-    host, port = endpoint.rsplit(":", 1)
+    host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=10)
 
 
@@ -38,7 +38,7 @@ def serve(post, seconds):
 
 def member_gets_through(server, endpoint, seconds=20.0):
     """A worker's push arrives."""
-    worker = StreamPost("worker0", KINDS, JobKey("secret"))
+    worker = type(server)("worker0", KINDS, JobKey("secret"))
     worker.connect("server0", endpoint)
     worker.send("server0", [PUSH], [b"gradient"])
     parcels, end = [], time.monotonic() + seconds
@@ -70,6 +70,74 @@ def test_silent_connections_are_few_and_a_member_still_gets_in(server, monkeypat
     assert member_gets_through(server, endpoint)
     for line in silent:
         line.close()
+
+
+@pytest.fixture
+def curve():
+    post = ZeroMqPost("server0", KINDS, JobKey("secret"))
+    yield post
+    post.close()
+
+
+def hung_up(line, seconds=5.0):
+    """Whether the other end has closed."""
+    line.settimeout(seconds)
+    try:
+        while line.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_silent_connections_to_zeromq_are_few_too(curve):
+    endpoint = curve.bind("127.0.0.1")
+    silent = []
+    for _ in range(2 * handshake.AT_ONCE):
+        silent.append(call(endpoint))
+        curve.receive(0.0)
+    serve(curve, 0.5)
+    assert len(curve._strangers) == handshake.AT_ONCE
+    assert hung_up(silent[0], 1.5), "before its time is over"
+    assert not hung_up(silent[-1], 0.1)
+    assert member_gets_through(curve, endpoint)
+    for line in silent:
+        line.close()
+
+
+def test_a_member_that_was_crowded_out_of_zeromq_calls_again(curve, monkeypatch):
+    """It is hung up on before it has shown that it is one."""
+    monkeypatch.setattr("paceline.wire.zeromq.AT_ONCE", 0)
+    endpoint = curve.bind("127.0.0.1")
+    worker = ZeroMqPost("worker0", KINDS, JobKey("secret"))
+    worker.connect("server0", endpoint)
+    worker.send("server0", [PUSH], [b"gradient"])
+    end = time.monotonic() + 20
+    while not curve.refused and time.monotonic() < end:
+        worker.receive(0.0)
+        curve.receive(0.01)
+    assert curve.refused
+    monkeypatch.setattr("paceline.wire.zeromq.AT_ONCE", 128)
+    parcels = []
+    while not parcels and time.monotonic() < end:
+        worker.receive(0.01)
+        parcels += curve.receive(0.01)
+    assert bytes(parcels[0].payloads[0]) == b"gradient"
+    assert not worker.lost
+    assert not curve.lost
+    worker.close()
+
+
+def test_zeromq_does_not_read_what_announces_too_much(curve):
+    curve.largest_bytes = 1000
+    endpoint = curve.bind("127.0.0.1")
+    with call(endpoint) as line:
+        signature = b"\xff\0\0\0\0\0\0\0\x01\x7f"
+        line.sendall(signature + b"\x03\0" + b"CURVE".ljust(20, b"\0") + bytes(32))
+        line.sendall(b"\x06" + struct.pack(">Q", 1001) + b"\x05HELLO")
+        assert hung_up(line, 2.0), "long before its time is over"
 
 
 def test_half_a_hello_is_not_waited_for(server, monkeypatch):

@@ -1,0 +1,250 @@
+"""What a killed member costs: until it is noticed, until training is as fast as before, and what
+becomes of the trained model.
+
+    python benchmarks/recovery.py --json
+    python benchmarks/recovery.py --only tunnel --cells ring-worker-restart
+    python benchmarks/recovery.py --only peers --peer-python torchft=PYTHON horovod=PYTHON
+
+`tunnel`: three workers with emulated devices at 1 Gbit; a worker or a server is killed. `here`:
+real processes and a real model on this machine; the loss beside that of the undisturbed run.
+`peers`: the same kill under torchrun, torchft and Horovod elastic, by `recovery_peers.py`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import recovery_peers
+
+from paceline import engines, spec
+from paceline.bench import drill
+from paceline.errors import PacelineError, SpecError
+from paceline.launch.losses import check_on_loss
+from paceline.record import RunFolder
+from paceline.record.lives import RESTART
+
+ARCHITECTURES = {
+    "server": ("server", 1),
+    "colocated": ("server:placement=colocated", 0),
+    "ring": ("ring", 0),
+    "average": ("average:every=4", 0),
+    "async": ("server:mode=async", 1),
+    "quorum": ("server:mode=quorum,quorum=2", 1),
+}
+STEPS, AT_STEP, CHECKPOINT_EVERY = 60, 33, 10
+WORKERS = 3
+LAST_STEPS = 10
+"""Whose mean loss is the loss at the end."""
+
+DETECTION_SECONDS = 2.0
+WORKER_STEPS, SERVER_STEPS = 3.0, 5.0
+"""What a killed worker and a killed server may cost, in step times, beside being noticed."""
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    given = parse()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for part in given.only:
+            for row in PARTS[part](given, Path(temporary)):
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                rows.append(row)
+    result = {"rows": rows, "checks": [check for row in rows for check in checks(row)]}
+    print(json.dumps(result) if given.json else table(result))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--cells", nargs="+", help="of tunnel and here; see `cells`")
+    parser.add_argument(
+        "--data-dir", default="", help="of MNIST, for `here`; synthetic if left out"
+    )
+    parser.add_argument("--peers", nargs="+", choices=recovery_peers.PEERS)
+    parser.add_argument("--peer-python", nargs="+", default=[], metavar="PEER=PYTHON")
+    return parser.parse_args()
+
+
+def cells() -> dict[str, tuple[str, str, str]]:
+    """Name -> architecture, who is killed, what is asked for then."""
+    found = {}
+    for name, (_, servers) in ARCHITECTURES.items():
+        for victim in ("worker", *(("server",) if servers else ())):
+            for choice in ("restart", "continue"):
+                found[f"{name}-{victim}-{choice}"] = (name, victim, choice)
+    return found
+
+
+def chosen(given: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
+    for name, cell in cells().items():
+        if not given.cells or name in given.cells:
+            yield name, *cell
+
+
+def in_tunnel(given: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    for name, architecture, victim, choice in chosen(given):
+        asked = experiment(architecture, victim, choice)
+        asked = spec.replace(asked, engine="tunnel", link="1gbit", device="k80", model="googlenet")
+        yield from _measured(name, asked, folder / f"tunnel-{name}", None)
+
+
+def here(given: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    undisturbed: dict[str, RunFolder] = {}
+    for name, architecture, victim, choice in chosen(given):
+        asked = experiment(architecture, victim, choice)
+        asked = spec.replace(
+            asked, model="mnist-dnn", data="mnist" if given.data_dir else "synthetic"
+        )
+        if given.data_dir:
+            asked = spec.replace(asked, data_dir=given.data_dir)
+        if architecture not in undisturbed:
+            calm = spec.replace(asked, faults=(), restarts=0, on_loss="stop")
+            undisturbed[architecture] = engines.run(calm, folder / f"calm-{architecture}")
+        yield from _measured(name, asked, folder / f"here-{name}", undisturbed[architecture])
+
+
+def experiment(architecture: str, victim: str, choice: str) -> spec.Experiment:
+    text, servers = ARCHITECTURES[architecture]
+    asked = spec.Experiment(
+        architecture=spec.parse_architecture(text),
+        cluster=spec.Cluster(
+            workers=WORKERS,
+            servers=servers,
+            restarts=1 if choice == "restart" else 0,
+            on_loss="continue" if choice == "continue" else "stop",
+        ),
+        workload=spec.Workload(
+            model="mnist-dnn",
+            data="synthetic",
+            global_batch=32 * WORKERS,
+            steps=STEPS,
+            checkpoint_every=CHECKPOINT_EVERY,
+        ),
+    )
+    member = f"{victim}{WORKERS - 1 if victim == 'worker' else 0}"
+    return drill.with_faults(asked, [spec.Fault(member=member, at_step=AT_STEP, kind="kill")])
+
+
+def _measured(
+    name: str, asked: spec.Experiment, path: Path, undisturbed: RunFolder | None
+) -> Iterator[Row]:
+    """One row; one that says why where the choice cannot be had."""
+    row: Row = {"name": name, "engine": asked.engine}
+    try:
+        check_on_loss(asked)
+        run = engines.run(asked, path)
+    except SpecError as error:
+        yield {**row, "cannot": str(error).splitlines()[0]}
+        return
+    except PacelineError as error:
+        yield {**row, "failed": str(error).splitlines()[0]}
+        return
+    row |= _times(run)
+    if undisturbed is not None:
+        score = drill.score(undisturbed, run)
+        ends = [_last_loss(undisturbed), _last_loss(run)]
+        row |= {"loss_difference": score.loss_difference, "last_losses": ends}
+    yield row
+
+
+def _times(run: RunFolder) -> Row:
+    """Of a run with one fault: how long until noticed and until as fast as before."""
+    (fault,) = [event for event in run.events() if event.kind == "fault"]
+    noticed = [e.time_seconds for e in run.events() if e.kind in (RESTART, "lost")]
+    before = [
+        step.seconds for step in run.steps("worker0")[2:] if step.end_seconds < fault.time_seconds
+    ]
+    score = drill.score(run, run)
+    (cost,) = score.costs
+    back = _back(run, fault.time_seconds, 1.5 * median(before))
+    detection = min((moment for moment in noticed if moment >= fault.time_seconds), default=None)
+    row: Row = {
+        "step_seconds": median(before),
+        "detection_seconds": None if detection is None else detection - fault.time_seconds,
+        "back_seconds": back,
+        "undone_steps": cost.undone_steps,
+        "undone_samples": cost.undone_samples,
+        "missing_samples": _missing(run),
+    }
+    if back is not None and detection is not None:
+        row["back_steps"] = (back - row["detection_seconds"]) / row["step_seconds"]
+    return row
+
+
+def _back(run: RunFolder, moment: float, most_seconds: float) -> float | None:
+    """Until worker 0 begins the first of three steps in a row that are as short as before."""
+    after = [step for step in run.steps("worker0") if step.end_seconds > moment]
+    for at in range(len(after) - drill.BACK_STEPS + 1):
+        if all(step.seconds <= most_seconds for step in after[at : at + drill.BACK_STEPS]):
+            return max(0.0, after[at].start_seconds - moment)
+    return None
+
+
+def _missing(run: RunFolder) -> int:
+    """Samples that all steps together should have had, and had not."""
+    workload = run.experiment().workload
+    names = [member.name for member in run.members() if member.role == "worker"]
+    had = sum(step.samples for name in names for step in run.steps(name))
+    return max(0, (workload.steps or 0) * workload.global_batch_for(WORKERS) - had)
+
+
+def _last_loss(run: RunFolder) -> float:
+    losses = [step.loss for step in run.steps("worker0")[-LAST_STEPS:] if step.loss is not None]
+    return mean(losses)
+
+
+def peers(given: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    pythons = dict(text.split("=", 1) for text in given.peer_python)
+    for name in given.peers or recovery_peers.PEERS:
+        began = time.monotonic()
+        row = recovery_peers.measure(name, pythons.get(name, sys.executable), folder / name)
+        yield {"name": name, "engine": "peer", **row, "seconds": time.monotonic() - began}
+
+
+PARTS = {"tunnel": in_tunnel, "here": here, "peers": peers}
+
+
+def checks(row: Row) -> Iterator[Row]:
+    """What a death may cost; starting all again takes what starting takes, and is only shown."""
+    if row.get("detection_seconds") is None or row["engine"] == "peer":
+        return
+    value = row["detection_seconds"]
+    name = f"{row['name']} ({row['engine']}): noticed after, s"
+    yield _check(name, value, DETECTION_SECONDS)
+    if row["name"].endswith("continue") and row["engine"] == "tunnel":
+        most = SERVER_STEPS if "-server-" in row["name"] else WORKER_STEPS
+        name = f"{row['name']}: as fast as before, step times after being noticed"
+        yield _check(name, row.get("back_steps"), most)
+
+
+def _check(name: str, value: float | None, target: float) -> Row:
+    holds = value is not None and value < target
+    return {"name": name, "value": value, "target": target, "holds": holds}
+
+
+def table(result: dict[str, list[Row]]) -> str:
+    lines = []
+    for row in result["rows"]:
+        facts = ", ".join(
+            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in row.items()
+            if key not in ("name", "engine")
+        )
+        lines.append(f"{row['name']:28} {row['engine']:7} {facts}")
+    for check in result["checks"]:
+        word = "holds" if check["holds"] else "FALLS SHORT"
+        lines.append(f"{word:12} {check['name']}: {check['value']} (below {check['target']:g})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

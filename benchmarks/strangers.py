@@ -1,0 +1,346 @@
+"""What strangers send to the ports of a job: nonsense, lies, old words, half ones, silence, floods.
+
+Seeded, and aware of what each port expects: a message has the right form where that leads further
+in, and is wrong in one place. Whether the job minds is `siege.py`'s question.
+"""
+
+import contextlib
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+Address = tuple[str, int] | str
+"""Of a TCP listener, or the name of an abstract Unix socket."""
+
+TIMEOUT_SECONDS = 5.0
+HEARS_SECONDS = 0.2
+SLOW_LINES = 40
+"""Held open by one stranger at a time, silent or with a byte now and then."""
+
+FLOOD_LINES = 32
+"""Opened by one stranger at once, before any of them is closed."""
+
+LYING_SIZES = (0, 1, 64, 1023, 1024, 1025, 4096, 2**24, 2**31, 2**32 - 1)
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where a member listens, what it expects to hear, and what was once heard there."""
+
+    name: str
+    address: Address
+    speaks: str
+    """`hello`, `zmtp`, `http`; `shut` where the kernel drops every call."""
+
+    recorded: tuple[bytes, ...] = ()
+    """What a member said on another connection, word for word."""
+
+
+Kind = Callable[[socket.socket, Port, random.Random], Iterator[bytes]]
+
+
+@dataclass
+class Stranger:
+    """One of several that call at the same ports at once."""
+
+    ports: Sequence[Port]
+    seed: int
+    sent: Counter[str] = field(default_factory=Counter)
+    """Port -> messages that reached it."""
+
+    failed: Counter[str] = field(default_factory=Counter)
+    """Port -> calls that came to nothing: its queue was full, or it had closed at once."""
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.seed)
+        self._slow: list[tuple[socket.socket, Port]] = []
+
+    def attack(self, count: int) -> None:
+        """Until so many messages were sent to each port; in turn, all kinds of each."""
+        target = {port.name: self.sent[port.name] + count for port in self.ports}
+        while waiting := [port for port in self.ports if self.sent[port.name] < target[port.name]]:
+            for port in waiting:
+                if port.speaks == "shut":
+                    self._knock(port)
+                elif self._chance.random() < 0.01:
+                    self._flood(port)
+                else:
+                    self._say(port)
+        for line, _ in self._slow:
+            line.close()
+        self._slow.clear()
+
+    def _say(self, port: Port) -> None:
+        kinds = KINDS[port.speaks]
+        kind = self._chance.choice((*kinds, None))
+        try:
+            line = call(port.address, self._chance)
+        except OSError:
+            self.failed[port.name] += 1
+            return
+        self.sent[port.name] += 1
+        if kind is None:
+            self._stay(line, port)
+            return
+        with line, contextlib.suppress(OSError):
+            for words in kind(line, port, self._chance):
+                line.sendall(words)
+            if self._chance.random() < 0.3:
+                _reset(line)
+            elif self._chance.random() < 0.2:
+                line.shutdown(socket.SHUT_WR)
+
+    def _stay(self, line: socket.socket, port: Port) -> None:
+        """Say nothing, or a byte now and then, and stay."""
+        self._slow.append((line, port))
+        other = self._chance.randrange(len(self._slow))
+        line, port = self._slow[other]
+        with contextlib.suppress(OSError):
+            line.send(self._chance.choice(port.recorded or (b"x",))[:1])
+        if len(self._slow) > SLOW_LINES:
+            self._slow.pop(other)[0].close()
+
+    def _flood(self, port: Port) -> None:
+        lines = []
+        for _ in range(FLOOD_LINES):
+            try:
+                lines.append(call(port.address, self._chance))
+                self.sent[port.name] += 1
+            except OSError:
+                self.failed[port.name] += 1
+        for line in lines:
+            line.close()
+
+    def _knock(self, port: Port) -> None:
+        """Where nobody is answered: the first packet of a call, and away."""
+        line = socket.socket()
+        line.setblocking(False)
+        with line, contextlib.suppress(BlockingIOError):
+            line.connect(port.address)
+        self.sent[port.name] += 1
+
+
+def call(address: Address, chance: random.Random | None = None) -> socket.socket:
+    """From any address of this host: each has 28,000 ports to call from, which then need a rest."""
+    if isinstance(address, str):
+        line = socket.socket(socket.AF_UNIX)
+        line.settimeout(TIMEOUT_SECONDS)
+        try:
+            line.connect("\0" + address)
+        except OSError:
+            line.close()
+            raise
+        return line
+    numbers = (0, 1) if chance is None else (chance.randrange(256), chance.randrange(1, 255))
+    source = "127.0.{}.{}".format(*numbers)
+    return socket.create_connection(address, TIMEOUT_SECONDS, (source, 0))
+
+
+def answers(address: Address) -> bool:
+    """Whether a call is taken there at all."""
+    try:
+        with socket.socket() if isinstance(address, tuple) else call(address) as line:
+            if isinstance(address, tuple):
+                line.settimeout(0.5)
+                line.connect(address)
+    except OSError:
+        return False
+    return True
+
+
+def _reset(line: socket.socket) -> None:
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _hear(line: socket.socket, num_bytes: int = 4096) -> bytes:
+    line.settimeout(HEARS_SECONDS)
+    try:
+        return line.recv(num_bytes)
+    finally:
+        line.settimeout(TIMEOUT_SECONDS)
+
+
+def mangled(words: bytes, chance: random.Random) -> bytes:
+    """Right but for one place: a bit, a cut, a repetition, something in between."""
+    at = chance.randrange(len(words) + 1)
+    flipped = bytearray(words)
+    flipped[min(at, len(words) - 1)] ^= 1 << chance.randrange(8)
+    return chance.choice(
+        (
+            bytes(flipped),
+            words[:at],
+            words[:at] + words[:at],
+            words[:at] + chance.randbytes(chance.randrange(1, 9)) + words[at:],
+            words + chance.randbytes(40),
+        )
+    )
+
+
+# What fits every port.
+
+
+def noise(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    yield chance.randbytes(chance.choice((1, 3, 4, 40, 5000, 100_000)))
+
+
+def replayed(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """What a member said, on this connection, which asked something else."""
+    for words in port.recorded:
+        _hear(line)
+        yield words
+
+
+def replayed_at_once(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    yield b"".join(port.recorded)
+
+
+def nearly(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    wrong = chance.randrange(len(port.recorded))
+    for number, words in enumerate(port.recorded):
+        yield mangled(words, chance) if number == wrong else words
+
+
+def of_another_protocol(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    key = b"\x05\0\0\0\0\0\0\0plan0"
+    yield chance.choice(
+        (
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            _greeting(b"CURVE"),
+            b"\x09\x3c\x85\x75\x3c" + b"\0" + key + key,  # torch's store: validate, set
+            b"\x80\x04cos\nsystem\n(S'true'\ntR.",  # pickle
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(32),  # TLS
+        )
+    )
+
+
+# The job's own handshake: the store, servers on TCP and on Unix sockets.
+
+
+def announcement(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """A length, true or not, and a part of what it announces."""
+    yield struct.pack("<I", chance.choice(LYING_SIZES)) + chance.randbytes(chance.randrange(200))
+
+
+def forged_hello(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """In the right form, from somebody who does not know the key."""
+    name = chance.choice(("worker0", "worker1", "server0", "", "x" * 300, "store", "\ud7ff"))
+    sizes = chance.choice(((32, 32), (0, 0), (32, 31), (500, 32), (2, 300)))
+    hello = msgspec.msgpack.encode([name, *map(chance.randbytes, sizes)])
+    yield struct.pack("<I", len(hello)) + hello
+    yield chance.randbytes(100)
+
+
+def answered_hello(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """The same after hearing what the other says first, which is then said back as a proof."""
+    challenge = _hear(line)[4:]
+    proof = chance.choice((challenge, challenge[::-1], bytes(32)))
+    hello = msgspec.msgpack.encode(["worker1", challenge, proof])
+    yield struct.pack("<I", len(hello)) + hello
+
+
+def other_shapes(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """msgpack, but not a hello: other types, lying lengths inside, deep nests."""
+    hello = chance.choice(
+        (
+            msgspec.msgpack.encode({"caller": "worker0"}),
+            msgspec.msgpack.encode([1, 2, 3]),
+            b"\xdf\xff\xff\xff\xff",  # a map of four billion
+            b"\xdd\xff\xff\xff\xff" + b"\xc0" * 20,  # a list of them
+            b"\x93\xdb\xff\xff\xff\xffworker0",  # a name of four gigabytes
+            b"\x91" * 1000,  # a list in a list in a list
+            b"\x93\xa2\xff\xfe" + b"\xc4\x20" + bytes(32) + b"\xc4\x20" + bytes(32),
+        )
+    )
+    yield struct.pack("<I", len(hello)) + hello
+
+
+# ZeroMQ with CURVE: servers between hosts.
+
+
+def _greeting(mechanism: bytes, version: bytes = b"\x03\x00", as_server: int = 0) -> bytes:
+    signature = b"\xff\0\0\0\0\0\0\0\x01\x7f"
+    return signature + version + mechanism.ljust(20, b"\0") + bytes([as_server]) + bytes(31)
+
+
+def _command(name: bytes, body: bytes, size: int | None = None) -> bytes:
+    content = bytes([len(name)]) + name + body
+    size = len(content) if size is None else size
+    return b"\x06" + struct.pack(">Q", size & (2**64 - 1)) + content
+
+
+def other_greeting(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    mechanism = chance.choice((b"NULL", b"PLAIN", b"CURVE", b"GSSAPI", b"X" * 20, b""))
+    version = bytes([chance.choice((0, 1, 2, 3, 4, 99)), chance.randrange(3)])
+    yield _greeting(mechanism, version, chance.randrange(2))
+    yield _command(b"READY", b"\x0bSocket-Type\0\0\0\x06DEALER")
+    yield b"\0\x04push"
+
+
+def lying_command(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """Announces far more than it brings, or brings much where little is expected."""
+    yield _greeting(b"CURVE")
+    size = chance.choice((0, 1, 199, 201, 2**20, 2**31, 2**32, 2**40, 2**63 - 1, 2**64 - 1))
+    yield _command(b"HELLO", b"\x01\x00" + chance.randbytes(chance.choice((10, 192, 60_000))), size)
+
+
+def forged_command(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    yield _greeting(b"CURVE")
+    yield _command(b"HELLO", b"\x01\x00" + bytes(72) + chance.randbytes(120))
+    name = chance.choice((b"INITIATE", b"WELCOME", b"READY", b"MESSAGE", b"ERROR", b"PING"))
+    yield _command(name, chance.randbytes(chance.choice((0, 1, 50, 257, 5000))))
+
+
+# HTTP: the live page.
+
+
+def http(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    path = chance.choice(
+        (
+            b"/",
+            b"/events",
+            b"/?token=",
+            b"/events?token=" + chance.randbytes(8).hex().encode(),
+            b"/?token=%00%ff%f0",
+            "/?token=ünglaublich".encode(),
+            b"/../../../../etc/passwd",
+            b"/%2e%2e/run.json",
+            b"//run.json",
+            b"/" + b"a" * chance.choice((100, 70_000)),
+            b"http://elsewhere.example/",
+        )
+    )
+    method = chance.choice((b"GET", b"HEAD", b"POST", b"OPTIONS", b"TRACE", b"G" * 50, b"\xff"))
+    header = chance.choice(
+        (
+            b"Host: 127.0.0.1",
+            b"Host: elsewhere.example",
+            b"Content-Length: 99999999999999",
+            b"Content-Length: -1",
+            b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+            b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13",
+            b"X: " + b"a" * 70_000,
+            b"\xff\xfe: \0",
+            b"Range: bytes=0-,0-,0-,0-",
+        )
+    )
+    body = chance.choice((b"", b"5\r\nabc", b"ffffffffffffffff\r\n", chance.randbytes(300)))
+    yield method + b" " + path + b" HTTP/1.1\r\n" + header + b"\r\n\r\n" + body
+    with contextlib.suppress(OSError):
+        _hear(line)
+
+
+def half_a_request(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    yield b"GET /?token=x HTTP/1.1\r\nHost: 127.0.0.1\r\nX-a: b"[: chance.randrange(1, 50)]
+
+
+_EVERYWHERE: tuple[Kind, ...] = (noise, of_another_protocol, replayed, replayed_at_once, nearly)
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "hello": (*_EVERYWHERE, announcement, forged_hello, answered_hello, other_shapes),
+    "zmtp": (*_EVERYWHERE, other_greeting, lying_command, forged_command),
+    "http": (*_EVERYWHERE, http, http, http, half_a_request),
+}

@@ -1,0 +1,58 @@
+"""What lies unacknowledged on a process's connections: told by the kernel, in its own network."""
+
+import contextlib
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+_ESTABLISHED, _CALLING = "01", "02"
+
+
+class Unheard(NamedTuple):
+    """Another end that does not acknowledge what was sent to it again and again."""
+
+    address: str
+    num_bytes: int
+    is_call: bool
+    """Nobody has answered there yet."""
+
+    def words(self, member: str) -> str:
+        if self.is_call:
+            return f"nobody at {self.address} answers {member}"
+        return f"{self.address} does not acknowledge {self.num_bytes} bytes of {member}'s"
+
+
+def unheard(process: psutil.Process) -> list[Unheard]:
+    """Connections of the process on which the kernel sends again, in vain so far."""
+    own, found = _inodes(process.pid), []
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/net/{name}").read_text().splitlines()[1:]:
+                fields = line.split()
+                state, unsent, again = fields[3], int(fields[4].split(":")[0], 16), fields[6]
+                if fields[9] in own and state in (_ESTABLISHED, _CALLING) and int(again, 16) > 0:
+                    address = _address(family, fields[2])
+                    found.append(Unheard(address, unsent, state == _CALLING))
+    return [end for end in found if end.is_call or end.num_bytes]
+
+
+def _inodes(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(descriptor.readlink())
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
+
+
+def _address(family: int, text: str) -> str:
+    """From the kernel's hexadecimal words, each in the host's order."""
+    host, port = text.split(":")
+    words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    return f"{socket.inet_ntop(family, packed)}:{int(port, 16)}"
