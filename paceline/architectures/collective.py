@@ -14,8 +14,9 @@ from torch import Tensor
 
 from paceline.architectures import group
 from paceline.architectures.base import Context
+from paceline.architectures.elastic import ElasticCollective
 from paceline.architectures.group import Group, Operation
-from paceline.errors import DeadlineError
+from paceline.errors import DeadlineError, SpecError
 
 ROLL_CALL_SECONDS = 2.0
 """Workers that gave up waiting leave their names within moments of each other."""
@@ -24,14 +25,19 @@ ROLL_CALL_SECONDS = 2.0
 class Collective(Protocol):
     """One worker's hold on the group. All workers make the same calls in the same order."""
 
-    members: tuple[int, ...]
-    """Ranks of the workers whose values are summed."""
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of the workers whose values are summed."""
 
     weight: float
     """What the workers' gradients of the last sum count together: what a mean divides by.
 
     The number of members, unless one was lost in that very step with an uneven part of the batch.
     """
+
+    @property
+    def summed(self) -> int:
+        """How many workers' values the last sum was made of."""
 
     def broadcast(self, flat: Tensor) -> None:
         """Overwrite `flat` with that of the first of the members."""
@@ -55,7 +61,8 @@ class TorchCollective:
         """Made by all `members` at once; by every worker when they are left out."""
         self._group = Group(context, backend, members)
         self.members = self._group.members
-        self.weight = float(len(self.members))
+        self.summed = len(self.members)
+        self.weight = float(self.summed)
         self._context = context
         self._started: list[Operation] = []
         self._rounds = 0
@@ -84,10 +91,16 @@ class TorchCollective:
 def connect(context: Context, backend: str) -> Collective:
     """Join the group of all workers over `backend` ("auto", "gloo", "nccl" or "mpi")."""
     chosen = group.backend_for(context, backend)
+    if context.identity.goes_on and not group.goes_on(chosen):
+        problem = f"workers that exchange over {chosen} cannot go on without one of them."
+        fix = "write backend=gloo, or --on-loss stop and --restarts to start again."
+        raise SpecError("--on-loss", problem, fix)
     if chosen == "mpi":
         from paceline.architectures.mpi import MpiCollective  # an extra: loaded when asked for
 
         return MpiCollective(context)
+    if context.crew is not None:
+        return ElasticCollective(context, context.crew)
     return TorchCollective(context, chosen)
 
 
@@ -126,6 +139,11 @@ class Flat:
     @property
     def size_bytes(self) -> int:
         return self.buffer.numel() * self.buffer.element_size()
+
+    def renew(self) -> None:
+        """Take other memory: somebody may still write to this."""
+        self.buffer = torch.empty_like(self.buffer)
+        self._places = _places(self.buffer, self.tensors)
 
     def pack(self) -> Tensor:
         """Copy the tensors' values in; returns the buffer."""
