@@ -55,6 +55,9 @@ class BucketedArchitecture:
         self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[_Bucket] = []
         self._started = self._turn = 0
+        self._means: list[tuple[Tensor, int]] = []
+        """Where others may lack them: the last pass's means, and their versions then."""
+        self._is_clipped, self._came_clipped = torch.zeros(1), False
         self._has_passed = False
         """Gradients were averaged since the last step: what is done to them now is to means."""
 
@@ -74,7 +77,17 @@ class BucketedArchitecture:
 
     def clip(self, max_norm: float) -> Tensor:
         self._exchange_rest()
-        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
+        if self._came_clipped:
+            self._came_clipped = False
+            return torch.nn.utils.get_total_norm(
+                [t.grad for t in self._trained.tensors if t.grad is not None]
+            )
+        were_kept = self._kept() is not None
+        norm = torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
+        if were_kept:
+            self._is_clipped.fill_(1)
+            self._means = [(flat, flat._version) for flat, _ in self._means]
+        return norm
 
     def settle(self) -> None:
         """Batch-norm statistics differ, as workers see different samples: worker 0's count."""
@@ -121,24 +134,27 @@ class BucketedArchitecture:
         if not isinstance(self._collective, ElasticCollective):
             self._collective.finish()
             return True
+        is_clipped = torch.zeros(1)
         try:
-            self._collective.finish(keeps=True)
+            self._collective.finish(keeps=[is_clipped])
         except Regrouped:
             self._deal()  # what was started may still write to these buckets
             return False
+        self._is_clipped, self._came_clipped = is_clipped, bool(is_clipped)
         return True
 
     def _keep(self, collective: ElasticCollective) -> None:
         """Leave the means where they are, and lie elsewhere in the next pass."""
-        means = [(bucket.flat, bucket.flat._version) for bucket in self._buckets]
-
-        def kept() -> list[Tensor] | None:
-            intact = all(flat._version == version for flat, version in means)
-            return [flat for flat, _ in means] if intact else None
-
-        collective.keep(kept)
+        self._means = [(bucket.flat, bucket.flat._version) for bucket in self._buckets]
+        collective.keep(self._kept)
         for bucket in self._buckets:
             bucket.turn_over()
+
+    def _kept(self) -> list[Tensor] | None:
+        """The last pass's means, and whether they are clipped; None where the script has changed
+        them since, in a way that we do not know."""
+        intact = all(flat._version == version for flat, version in self._means)
+        return [*(flat for flat, _ in self._means), self._is_clipped] if intact else None
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]

@@ -72,8 +72,11 @@ class ElasticCollective:
             operation = None
         self._started.append(_Started(flat, generation, operation))
 
-    def finish(self, *, keeps: bool = False) -> None:
-        """`keeps`: the caller has these sums until the next exchange ends, and tells by `keep`."""
+    def finish(self, *, keeps: Sequence[Tensor] | None = None) -> None:
+        """`keeps`: the caller has these sums until the next exchange ends, and tells by `keep`;
+        what is not summed but handed over with them, where that happens."""
+        if not self._started:
+            return  # no exchange: nobody would wait for anybody
         crew, weight = self._crew, torch.tensor([self._context.weight()], dtype=torch.float64)
         flats = [one.flat for one in self._started]
         if crew.generation:  # one may have been lost with an uneven part of a batch
@@ -87,12 +90,12 @@ class ElasticCollective:
                     raise MemberLost
                 one.operation.wait()
         except MemberLost:
-            self._mend(flats, keeps)
+            self._mend([*flats, *(keeps or ())], keeps is not None)
             return
         count = len(crew.members)
         total = float(weight) if crew.generation else float(count)
         self.weight = float(count) if abs(total - count) < ROUNDING else total
-        self._end_turn(flats, count, keeps)
+        self._end_turn(flats, count, keeps is not None)
 
     def keep(self, kept: Kept) -> None:
         """Where the sums of the last exchange are to be found (see `finish`)."""

@@ -51,10 +51,6 @@ class Group:
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
         self._group = _watched(lambda: make(context, store, self.rank, len(self.members)), context)
-        # Freeing a gloo group joins its threads with the interpreter lock held, and such a thread
-        # may be waiting for that very lock to drop its last finished work: seen as a hang in one of
-        # ten jobs. An extra reference keeps it until the process ends.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     def all_reduce(self, flat: Tensor) -> "Operation":
         return Operation(self._wait_for_all, self._group.allreduce([flat]))
@@ -105,16 +101,24 @@ def _ends_within(work: Any, seconds: timedelta) -> bool:
     return True
 
 
+def _kept(group: Any) -> Any:
+    """Freeing a gloo group joins its threads with the interpreter lock held, and such a thread may
+    be waiting for that very lock to drop its last finished work: seen as a hang in one of ten jobs.
+    An extra reference keeps it until the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return group
+
+
 def _watched(make: Callable[[], Any], context: Context) -> Any:
     """Make a group; where one may be lost meanwhile, in a thread that is left behind then."""
     crew = context.crew
     if crew is None:
-        return make()
+        return _kept(make())
     made: Future[Any] = Future()
 
     def run() -> None:
         try:
-            made.set_result(make())
+            made.set_result(_kept(make()))
         except Exception as error:
             made.set_exception(error)
 

@@ -62,7 +62,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     if not isinstance(model, PipelineModel):
         resumed = _found(workload, folder.path)
     start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
-    session.makes_again = isinstance(session.options, spec.Ring)
+    session.survivors.makes_again = isinstance(session.options, spec.Ring)
     session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
@@ -95,7 +95,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
                 worker.save(folder.path, step + 1)
     worker.finish(dataset)
     has_spoken = session.speaks_for_all
-    session.end_together()
+    session.survivors.end_together()
     if session.speaks_for_all and not has_spoken:  # who did was lost at the last moment
         if workload.checkpoint_every:
             worker.write(folder.path, num_steps)
@@ -272,7 +272,7 @@ class _Worker:
                 store=session.store,
                 rank=session.rank,
                 members=session.members,
-                is_short=lambda: session.is_short,
+                is_short=lambda: session.survivors.are_short,
             )
         except RecordError as error:
             if next_step >= self._num_steps:

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,16 +25,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline import architectures, spec
 from paceline.architectures.base import Architecture, Context
 from paceline.architectures.collective import Collective, connect
-from paceline.architectures.crew import Crew, MemberLost, Place
-from paceline.architectures.elastic import Regrouped, hand_over
-from paceline.architectures.group import backend_for
+from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.launch.losses import check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
-from paceline.protocol.regrouping import Regroup
 from paceline.record import RunFolder, Step
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
@@ -44,7 +40,11 @@ from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.script_profile import ScriptProfile
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
+from paceline.training.survivors import Survivors
 from paceline.training.timing import Passes, Timed
+
+NOTE_BYTES = 1 << 14
+"""A note that all hear from the first worker: the state of a random generator fits."""
 
 RECENT_STEPS = 20
 SETTLED_STEPS = 2
@@ -74,12 +74,8 @@ class Session:
         self._trained: list[Trained] = []
         self._passes: list[Passes] = []
         self._everyone: Collective | None = None
-        self._crew: Crew | None = None
-        self.makes_again = False
-        """The loop computes a step again that a loss has interrupted."""
+        self.survivors = Survivors(self)
         self._trained_samples = 0
-        self._divides_from: tuple[int, tuple[int, ...]] | None = None
-        """The step from which on others share the batch, and who."""
         self._sharded = 0
         self._folder = folder
         self._stack = ExitStack()
@@ -171,14 +167,14 @@ class Session:
             try:
                 self.store.set(f"ended/{self.identity.name}", str(self.step))
             except dist.DistNetworkError:  # the one who kept it is lost
-                if self._crew is None:
+                if not self.survivors.go_on:
                     raise
         while self.architectures:
             architecture = self.architectures.pop()
             if self.recorder is not None:
                 self.recorder.member.counters.update(architecture.counters())
             architecture.close(failed=failed is not None)
-        caught = self._leave_crew(failed) or caught
+        caught = self.survivors.leave(failed) or caught
         failed = failed or caught
         self._announce(NO_MORE)
         stack, self._stack = self._stack, ExitStack()
@@ -200,28 +196,8 @@ class Session:
 
     def context(self, device: torch.device, number: int) -> Context:
         """What the architecture of the `number`th call of `distribute` may use."""
-        plain = self._plain_context(device, number)
-        if self._crew is None and self._goes_on_by_itself(plain):
-            self._crew = self._meet_crew()
-        return replace(plain, crew=self._crew)
-
-    def _goes_on_by_itself(self, context: Context) -> bool:
-        """Whether workers regroup where one is lost; servers and MPI have their own ways."""
-        options = self.options
-        if not self.identity.goes_on or not isinstance(options, spec.Ring | spec.Average):
-            return False
-        return self.workers > 1 and backend_for(context, options.backend) == "gloo"
-
-    def _meet_crew(self) -> Crew:
-        store = self.store
-        assert isinstance(store, stores.JobStore), "there are several workers"
-        return Crew(
-            self.identity,
-            store,
-            deadline_seconds=stores.DEADLINE_SECONDS,
-            keep_store=store.keep,
-            follow_store=store.follow,
-        )
+        context = self._plain_context(device, number)
+        return replace(context, crew=self.survivors.meet(context))
 
     def _plain_context(self, device: torch.device, number: int) -> Context:
         store = None if self.store is None else PrefixStore(f"distribute{number}", self.store)
@@ -238,9 +214,9 @@ class Session:
             members_changed=self._members_changed,
             starts_at=self._starts_at,
             broke=self.remember,
-            place=self._place,
-            makes_again=lambda: self.makes_again,
-            regrouped=self._regrouped,
+            place=self.survivors.place,
+            makes_again=lambda: self.survivors.makes_again,
+            regrouped=self.survivors.regrouped,
         )
 
     def distribute(self, model: torch.nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
@@ -358,9 +334,13 @@ class Session:
         return gradient if self._scale == 1.0 else gradient * self._scale
 
     @property
-    def is_short(self) -> bool:
-        """A worker is lost, and the others have not agreed yet how to go on."""
-        return self._crew is not None and self._crew.is_short
+    def samples(self) -> int:
+        """Trained on so far by this worker, those of the current step too."""
+        return self._trained_samples + self.samples_of_step
+
+    @property
+    def samples_of_step(self) -> int:
+        return self._passes[-1].samples if self._passes else 0
 
     @property
     def is_training(self) -> bool | None:
@@ -376,14 +356,28 @@ class Session:
             raise SpecError(
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
-        if self._everyone is None:
-            self._everyone = connect(self.context(torch.device("cpu"), -1), "gloo")
+        together = self._together()
         while True:
             total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
-            self._everyone.start(total)
+            together.start(total)
             with contextlib.suppress(Regrouped):
-                self._everyone.finish()
-                return (total / self._everyone.summed).to(value.device, value.dtype)
+                together.finish()
+                return (total / together.summed).to(value.device, value.dtype)
+
+    def from_first(self, text: str) -> str:
+        """The `text` of the first worker that is there, on all that are; not a long one. All call
+        it at the same point, and whoever is lost meanwhile, those who are left hear the same."""
+        note = torch.zeros(NOTE_BYTES, dtype=torch.uint8)
+        content = text.encode()
+        assert len(content) < NOTE_BYTES, "a note is short"
+        note[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self._together().broadcast(note)
+        return note.numpy().tobytes().rstrip(b"\0").decode()
+
+    def _together(self) -> Collective:
+        if self._everyone is None:
+            self._everyone = connect(self.context(torch.device("cpu"), -1), "gloo")
+        return self._everyone
 
     def count_shard(self) -> None:
         """The script divides a loader among the workers."""
@@ -403,77 +397,6 @@ class Session:
             for rank in come:
                 text = f"worker{rank} joined after step {self.step}"
                 self.note(f"{text}; {len(members)} workers share the batch from then on")
-
-    def _place(self) -> Place:
-        samples = self._passes[-1].samples if self._passes else 0
-        return Place(
-            step=self.step,
-            next_step=self.step + (samples > 0),
-            samples=self._trained_samples + samples,
-            weight=self._scale,
-        )
-
-    def _regrouped(self, regroup: Regroup) -> None:
-        """Workers are lost and the others go on; `makes_again`: on whole batches from here on."""
-        self._divides_from = (0 if self.makes_again else regroup.since, regroup.members)
-        self._divide_anew()
-        assert self._crew is not None
-        seconds = time.monotonic() - self._crew.noticed_seconds
-        if self.recorder is None or self.rank != regroup.members[0]:
-            return
-        others = f"the other {len(regroup.members)}" if len(regroup.members) > 1 else "the other"
-        what = f"{others} agreed {seconds:.2f} s later, and make that step again on the whole batch"
-        if regroup.done:
-            what = f"{others} had ended it, and end without it"
-        elif not self.makes_again:
-            counters = self.recorder.member.counters
-            before = counters.get("unseen_samples", 0)
-            assert isinstance(before, int)
-            counters["unseen_samples"] = before + regroup.unseen
-            what = f"{others} agreed {seconds:.2f} s later; {regroup.unseen} samples were not seen"
-        for rank in regroup.lost:
-            self.recorder.lost(f"worker{rank}", regroup.step, others, what)
-            text = f"worker{rank} was lost in step {regroup.step}; {what}"
-            print(f"paceline: {text}", file=sys.stderr, flush=True)
-
-    def end_together(self) -> None:
-        """Stay until no worker needs another one any more: what one does alone may follow."""
-        error = self._leave_crew(None)
-        if error is not None:
-            raise error
-
-    def _leave_crew(self, failed: BaseException | None) -> PacelineError | None:
-        """What went wrong meanwhile is returned."""
-        crew = self._crew
-        if crew is None:
-            return None
-        if failed is not None:
-            crew.close()
-            return None
-        context = self.context(torch.device("cpu"), -1)
-
-        def serve(regroup: Regroup) -> None:
-            self._regrouped(regroup)
-            with contextlib.suppress(MemberLost):
-                hand_over(context, crew, regroup, ())
-
-        try:
-            lost = crew.finish(self._place(), serve)
-        except PacelineError as error:
-            return error
-        finally:
-            crew.close()
-            self._crew = None
-        self.members = tuple(rank for rank in crew.members if rank not in lost)
-        if self.recorder is not None and self.rank == self.members[0]:
-            for rank in lost:
-                what = "the others had nothing left to do"
-                self.recorder.lost(f"worker{rank}", self.step, "", what)
-        return None
-
-    def _divide_anew(self) -> None:
-        if self._divides_from is not None and self.step >= self._divides_from[0]:
-            self.members, self._divides_from = self._divides_from[1], None
 
     def begin_again(self) -> None:
         """The step is made again from its batch on; what was spent on it is recovery."""
@@ -514,7 +437,7 @@ class Session:
         self._trained_samples += entry.samples
         for passes in self._passes:
             passes.samples = 0
-        self._divide_anew()
+        self.survivors.divide_anew()
         if len(self.recent) == SETTLED_STEPS:
             return_freed_memory()
 

@@ -25,8 +25,10 @@ from paceline.record import RunFolder, losses, summarise
 from paceline.training import checkpoint, loop, member, session
 from paceline.training.jobs import local_identities
 from paceline.training.loop import _Worker
+from paceline.training.survivors import Survivors
 
-SECONDS = 90.0
+SECONDS = 240.0
+STEPS = 12
 
 
 def die():
@@ -81,26 +83,26 @@ def stay_behind(step):
 
     def wait(self):
         current = session.current()
-        if current.step == step and current._crew is not None:
+        if current.step == step and current.survivors._crew is not None:
             end = time.monotonic() + 30
-            while not current._crew.is_short and time.monotonic() < end:
+            while not current.survivors._crew.is_short and time.monotonic() < end:
                 time.sleep(0.01)
-            if current._crew.is_short:
+            if current.survivors._crew.is_short:
                 raise MemberLost
         original(self)
 
     Operation.wait = wait
 
 
-DEATHS = {
+HAPPENINGS = {
     "before it meets the others' weights": lambda: die_in_function(architectures, "build"),
     "in the first forward pass": lambda: at(0, "_pass"),
     "in the middle": lambda: at(5, "_pass"),
     "between backward and step": lambda: at(5, "_pass", after=True),
     "inside an exchange": lambda: die_inside_exchange(5, 1),
     "inside an exchange, late": lambda: die_inside_exchange(5, 2),
-    "in the last step": lambda: at(11, "_pass"),
-    "behind the last step": lambda: at(12, "finish"),
+    "in the last step": lambda: at(STEPS - 1, "_pass"),
+    "behind the last step": lambda: at(STEPS, "finish"),
     "in a checkpoint": lambda: die_in_function(checkpoint, "save", 6),
     "in the evaluation": lambda: die_in_function(loop, "accuracy"),
     "stays behind in step 5": lambda: stay_behind(5),
@@ -108,7 +110,7 @@ DEATHS = {
 }
 
 
-def be_member(environment, deaths, output):
+def be_member(environment, what, output):
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -116,8 +118,8 @@ def be_member(environment, deaths, output):
     torch.set_num_threads(1)
     torch.manual_seed(1)
     keep_weights(output.with_suffix(".pt"))
-    for name in deaths:
-        DEATHS[name]()
+    if what is not None:
+        HAPPENINGS[what]()
     status = 1
     try:
         status = member.main()
@@ -131,29 +133,30 @@ def be_member(environment, deaths, output):
 
 def keep_weights(path):
     """What the worker ends with, for the test to compare."""
-    original = session.Session.end_together
+    original = Survivors.end_together
 
     def end_together(self):
         original(self)
-        torch.save(self.models[0].state_dict(), path)
+        torch.save(self._session.models[0].state_dict(), path)
 
-    session.Session.end_together = end_together
+    Survivors.end_together = end_together
 
 
 class Losing:
-    """`deaths`: worker -> how it dies; `stays`: worker -> what else it does."""
+    """`deaths`: worker -> how it dies; `also`: worker -> what happens to it beside that."""
 
-    def __init__(self, tmp_path, architecture, *, workers=3, deaths=None, on_loss=None, **workload):
-        asked = {"model": "mnist-dnn", "data": "synthetic", "steps": 12, "seed": 3}
+    def __init__(self, tmp_path, architecture, *, workers=3, deaths=None, also=None, **workload):
+        asked = {"model": "mnist-dnn", "data": "synthetic", "steps": STEPS, "seed": 3}
         asked |= {"global_batch": 24, "optimizer": spec.Optimizer(name="sgd", momentum=0.9)}
         options = spec.parse_architecture(architecture)
         experiment = spec.Experiment(
             architecture=options,
             workload=spec.Workload(**{**asked, **workload}),
-            cluster=spec.Cluster(workers=workers, on_loss=on_loss or "continue"),
+            cluster=spec.Cluster(workers=workers, on_loss="continue"),
         )
         self.folder = RunFolder.create(tmp_path / "run", experiment)
-        self._tmp_path, self._deaths = tmp_path, deaths or {}
+        self._tmp_path = tmp_path
+        self._happens = {**(deaths or {}), **(also or {})}
         with socket.create_server(("127.0.0.1", 0)) as free:  # worker 0 listens there by itself
             identities = local_identities(experiment, self.folder, free)
         told = [msgspec.structs.replace(one, coordinator_descriptor=-1) for one in identities]
@@ -167,7 +170,7 @@ class Losing:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["paceline.testing", "torch._dynamo", "paceline.models"])
         for name, environment in self._told.items():
-            arguments = (environment, self._deaths.get(name, ()), self._output(name))
+            arguments = (environment, self._happens.get(name), self._output(name))
             self.members[name] = context.Process(target=be_member, args=arguments)
             self.members[name].start()
         return self
@@ -186,7 +189,7 @@ class Losing:
     def end(self, *lost):
         """Wait for all; those that are to die must have, the others must have ended well."""
         until = time.monotonic() + SECONDS
-        for name, process in self.members.items():
+        for process in self.members.values():
             process.join(max(0.1, until - time.monotonic()))
         for name, process in self.members.items():
             expected = -signal.SIGKILL if name in lost else 0
