@@ -177,8 +177,8 @@ class Crew:
         regroup, self._regroup = self._regroup, None
         assert regroup is not None
         if regroup.refusal:
-            names = ", ".join(f"worker{rank}" for rank in regroup.lost)
-            problem = f"{names} was lost in step {self.turn} of the exchange"
+            names = " and ".join(f"worker{rank}" for rank in regroup.lost)
+            problem = f"{names} was lost in step {regroup.step}"
             raise ExchangeError(f"{problem}, and the others cannot go on: {regroup.refusal}.")
         if regroup.members[0] != self.members[0]:
             self._follow_store(regroup.store)
@@ -203,8 +203,10 @@ class Crew:
                 self._turn()
         except PacelineError as error:
             self._failure = error
-            with self._changed:
-                self._changed.notify_all()
+        except OSError as error:
+            self._failure = ExchangeError(f"the other workers cannot be watched: {error}")
+        with self._changed:
+            self._changed.notify_all()
         self._post.close()
 
     def _turn(self) -> None:

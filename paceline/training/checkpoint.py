@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ import msgspec
 import torch
 from torch import nn
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.optim import Optimizer
 
 from paceline import spec
@@ -27,7 +28,10 @@ from paceline.errors import RecordError, SpecError
 from paceline.record import checkpoints
 from paceline.record.checkpoints import FOLDER, FORMAT_VERSION, File, Found, Manifest
 from paceline.record.folder import FULL
-from paceline.training.stores import DEADLINE_SECONDS, POLL_SECONDS
+from paceline.training.stores import DEADLINE_SECONDS
+
+LOOK = timedelta(seconds=0.5)
+"""So long a worker's part is waited for before somebody looks whether all are still there."""
 
 UNREADABLE = (RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
 
@@ -132,10 +136,12 @@ def _tell(store: Store | None, name: str, write: Callable[[], File]) -> None:
 def _told(store: Store | None, name: str, is_short: Callable[[], bool]) -> File:
     assert store is not None, "there are several workers"
     until = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < until and not store.check([f"checkpoint/{name}"]):
+    while time.monotonic() < until:
+        with contextlib.suppress(DistStoreError):
+            store.wait([f"checkpoint/{name}"], LOOK)
+            break
         if is_short():
             raise RecordError(f"{name}.pt was not written, as a worker was lost.")
-        time.sleep(POLL_SECONDS)
     told = msgspec.json.decode(store.get(f"checkpoint/{name}"))
     if "error" in told:
         raise RecordError(told["error"])

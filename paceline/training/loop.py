@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     session.survivors.end_together()
     if session.speaks_for_all and not has_spoken:  # who did was lost at the last moment
         if workload.checkpoint_every:
-            worker.write(folder.path, num_steps)
+            worker.write(folder.path, num_steps, (session.rank,))
         worker.conclude(dataset)
     dataset.close()
 
@@ -256,9 +256,9 @@ class _Worker:
     def save(self, run: Path, next_step: int) -> None:
         """A checkpoint by all workers."""
         self._architecture.settle()
-        self.write(run, next_step)
+        self.write(run, next_step, self._session.members)
 
-    def write(self, run: Path, next_step: int) -> None:
+    def write(self, run: Path, next_step: int, members: Sequence[int]) -> None:
         """One that cannot be written ends no training but the last one, which nothing follows."""
         session = self._session
         try:
@@ -271,7 +271,7 @@ class _Worker:
                 experiment=self._experiment,
                 store=session.store,
                 rank=session.rank,
-                members=session.members,
+                members=members,
                 is_short=lambda: session.survivors.are_short,
             )
         except RecordError as error:

@@ -30,6 +30,7 @@ class Survivors:
     def __init__(self, session: "Session") -> None:
         self._session = session
         self._crew: Crew | None = None
+        self._have_met = False
         self.makes_again = False
         """The loop computes a step again that a loss has interrupted."""
         self._divides_from: tuple[int, tuple[int, ...]] | None = None
@@ -38,7 +39,7 @@ class Survivors:
     @property
     def go_on(self) -> bool:
         """Workers that are left regroup where one is lost."""
-        return self._crew is not None
+        return self._have_met
 
     @property
     def are_short(self) -> bool:
@@ -49,11 +50,12 @@ class Survivors:
         """The crew; None where nobody goes on, or servers or MPI have their own way to."""
         session, identity = self._session, self._session.identity
         options, store = session.options, session.store
-        if self._crew is not None or not identity.goes_on or session.workers == 1:
+        if self._have_met or not identity.goes_on or session.workers == 1:
             return self._crew
         if not isinstance(options, spec.Ring | spec.Average):
             return None
         if backend_for(context, options.backend) == "gloo" and isinstance(store, stores.JobStore):
+            self._have_met = True
             self._crew = Crew(
                 identity,
                 store,
