@@ -5,21 +5,16 @@ one flat tensor of one type: `Flat` packs many into one and out again.
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.architectures import group
 from paceline.architectures.base import Context
 from paceline.architectures.elastic import ElasticCollective
-from paceline.architectures.group import Group, Operation
-from paceline.errors import DeadlineError, SpecError
-
-ROLL_CALL_SECONDS = 2.0
-"""Workers that gave up waiting leave their names within moments of each other."""
+from paceline.architectures.group import Group, Operation, missing_at, ran_out
+from paceline.errors import SpecError
 
 
 class Collective(Protocol):
@@ -80,7 +75,7 @@ class TorchCollective:
             for operation in started:
                 operation.wait()
         except RuntimeError as error:
-            if "imeout" not in str(error) and "imed out" not in str(error):
+            if not ran_out(error):
                 raise
             raise missing_at(self._context, f"all-reduce {self._rounds}", self.members) from error
 
@@ -102,27 +97,6 @@ def connect(context: Context, backend: str) -> Collective:
     if context.crew is not None:
         return ElasticCollective(context, context.crew)
     return TorchCollective(context, chosen)
-
-
-def missing_at(context: Context, operation: str, members: Iterable[int]) -> DeadlineError:
-    """The error of a wait that ran out, with the names of the workers that never got there.
-
-    A collective cannot say who is late. Those who waited in vain call the roll through the store;
-    who does not answer is missing.
-    """
-    names = {rank: f"worker{rank}" for rank in members}
-    missing = list(names.values())
-    if context.store is not None:
-        context.store.set(f"waited/{operation}/{context.identity.rank}", "")
-        missing = []
-        for rank, name in names.items():
-            try:
-                context.store.wait(
-                    [f"waited/{operation}/{rank}"], timedelta(seconds=ROLL_CALL_SECONDS)
-                )
-            except (dist.DistError, RuntimeError):
-                missing.append(name)
-    return DeadlineError(operation, context.deadline_seconds, missing)
 
 
 class Flat:

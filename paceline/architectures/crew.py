@@ -6,8 +6,11 @@ milliseconds, with or without a launcher. What follows is decided by `protocol/r
 training thread asks for it inside an exchange that cannot end.
 """
 
+import contextlib
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,6 +62,10 @@ class MemberLost(Exception):  # noqa: N818 - a turn of events
     """An exchange cannot end, because a worker is lost that takes part in it."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Crew:
     """One worker's connections to the others. Used by the training thread."""
 
@@ -96,7 +103,14 @@ class Crew:
         self._post: StreamPost[Message] = StreamPost(
             identity.name, Here | Report | Done, JobKey(identity.key)
         )
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
         self._meet()
+
+    def _forget(self) -> None:
+        """Called in a process forked from this one (a loader's), which would keep the connections
+        open when this one has ended."""
+        self._post.abandon()
 
     def _meet(self) -> None:
         """Each calls those before it, and is called by those behind it."""
@@ -151,7 +165,8 @@ class Crew:
             self._wait(lambda: self._regroup is not None or self._is_over, None)
             if self._regroup is None:
                 return tuple(sorted(self._machine.lost_at_work))
-            serve(self._take())
+            with contextlib.suppress(MemberLost):
+                serve(self._take())
 
     def close(self) -> None:
         self._closing = True
@@ -181,10 +196,19 @@ class Crew:
             problem = f"{names} was lost in step {regroup.step}"
             raise ExchangeError(f"{problem}, and the others cannot go on: {regroup.refusal}.")
         if regroup.members[0] != self.members[0]:
-            self._follow_store(regroup.store)
+            self._go_to(regroup.store)
         self.members = regroup.members
         self.generation += 1
         return regroup
+
+    def _go_to(self, store: str) -> None:
+        """Whoever keeps it has opened it, and may be lost by now."""
+        try:
+            self._follow_store(store)
+        except (OSError, PacelineError) as error:
+            if self.is_short:
+                raise MemberLost from error
+            raise
 
     def _wait(self, done: Callable[[], bool], seconds: float | None = -1.0) -> bool:
         """Until `done`, or so many seconds (by default the deadline); whether it is."""

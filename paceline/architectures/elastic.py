@@ -5,6 +5,7 @@ group is of no use afterwards. So the broken group is left behind with all that 
 in buffers that nobody looks at again, and those who are left make a new one (decision 0145).
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.architectures.base import Context
 from paceline.architectures.crew import Crew, Kept, MemberLost
-from paceline.architectures.group import Group, Operation, ended_early
+from paceline.architectures.group import Group, Operation, ended_early, missing_at, ran_out
 from paceline.protocol.regrouping import Regroup
 
 ROUNDING = 1e-6
@@ -92,6 +93,10 @@ class ElasticCollective:
         except MemberLost:
             self._mend([*flats, *(keeps or ())], keeps is not None)
             return
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            raise missing_at(self._context, f"exchange {crew.turn}", crew.members) from error
         count = len(crew.members)
         total = float(weight) if crew.generation else float(count)
         self.weight = float(count) if abs(total - count) < ROUNDING else total
@@ -138,13 +143,11 @@ def mend(context: Context, crew: Crew, flats: Sequence[Tensor]) -> Regroup:
     """Agree with those who are left, and hand over what some lack: into `flats` where this is one
     of them. More may be lost meanwhile."""
     while True:
-        regroup = crew.regroup(context.place())
-        context.regrouped(regroup)
-        try:
+        with contextlib.suppress(MemberLost):
+            regroup = crew.regroup(context.place())
+            context.regrouped(regroup)
             hand_over(context, crew, regroup, flats)
-        except MemberLost:
-            continue
-        return regroup
+            return regroup
 
 
 def hand_over(context: Context, crew: Crew, regroup: Regroup, flats: Sequence[Tensor]) -> None:

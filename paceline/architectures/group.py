@@ -8,7 +8,7 @@ import ctypes
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from importlib.util import find_spec
@@ -22,11 +22,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from paceline.architectures.base import Context
 from paceline.architectures.crew import MemberLost
-from paceline.errors import ExchangeError, MissingError, SpecError
+from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
 from paceline.wire.doors import shut_listeners
 
 LOOK_SECONDS = 5.0
 """So long a collective is waited for before somebody looks whether all are still there."""
+
+ROLL_CALL_SECONDS = 2.0
+"""Workers that gave up waiting leave their names within moments of each other."""
 
 ULFM = "OMPI_MCA_mpi_ft_enable"
 """Set by `mpirun --with-ft ulfm`."""
@@ -151,6 +154,32 @@ def ended_early(ended: dict[str, int], waiting: str) -> ExchangeError:
         f"{names}, and {waiting} goes on: every worker must take the same number of steps. "
         "Take batches from paceline.shard(loader), and skip or stop on all workers alike."
     )
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether gloo gave up because time was up."""
+    return "imeout" in str(error) or "imed out" in str(error)
+
+
+def missing_at(context: Context, operation: str, members: Iterable[int]) -> DeadlineError:
+    """The error of a wait that ran out, with the names of the workers that never got there.
+
+    A collective cannot say who is late. Those who waited in vain call the roll through the store;
+    who does not answer is missing.
+    """
+    names = {rank: f"worker{rank}" for rank in members}
+    missing = list(names.values())
+    if context.store is not None:
+        context.store.set(f"waited/{operation}/{context.identity.rank}", "")
+        missing = []
+        for rank, name in names.items():
+            try:
+                context.store.wait(
+                    [f"waited/{operation}/{rank}"], timedelta(seconds=ROLL_CALL_SECONDS)
+                )
+            except (dist.DistError, RuntimeError):
+                missing.append(name)
+    return DeadlineError(operation, context.deadline_seconds, missing)
 
 
 def _gloo(context: Context, store: Store, rank: int, size: int) -> Any:

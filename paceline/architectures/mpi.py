@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.architectures.base import Context
-from paceline.architectures.collective import missing_at
-from paceline.architectures.group import ULFM
+from paceline.architectures.group import ULFM, missing_at
 from paceline.errors import MissingError, SpecError
 
 SPIN_SECONDS, POLL_SECONDS = 0.5e-3, 50e-6

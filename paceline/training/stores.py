@@ -22,6 +22,9 @@ from paceline.wire.store import Add, Check, Delete, Get, Request, Set, Wait, as_
 
 DEADLINE_SECONDS = 120.0
 LEAVE_SECONDS = 60.0
+FOLLOW_SECONDS = 20.0
+"""A store that is opened already is reached at once, or its keeper is gone."""
+
 POLL_SECONDS = 0.05
 
 
@@ -48,9 +51,8 @@ class JobStore(Store):
         """Ask the keeper at `address` from now on; what was left at the one before is gone."""
         host, _, port = address.rpartition(":")
         identity, before = self._identity, self._client
-        self._client = StoreClient(
-            host, int(port), JobKey(identity.key), identity.name, DEADLINE_SECONDS
-        )
+        key = JobKey(identity.key)
+        self._client = StoreClient(host, int(port), key, identity.name, FOLLOW_SECONDS)
         before.close()
 
     def set(self, key: str, value: str | bytes) -> None:

@@ -4,7 +4,6 @@ Who agrees on what, and how, is `architectures/crew.py`; here is what it means f
 are divided, for the record and for the end of a job.
 """
 
-import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import torch
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.crew import Crew, MemberLost, Place
+from paceline.architectures.crew import Crew, Place
 from paceline.architectures.elastic import hand_over
 from paceline.architectures.group import backend_for
 from paceline.errors import PacelineError
@@ -130,8 +129,7 @@ class Survivors:
 
         def serve(regroup: Regroup) -> None:
             self.regrouped(regroup)
-            with contextlib.suppress(MemberLost):
-                hand_over(context, crew, regroup, ())
+            hand_over(context, crew, regroup, ())
 
         try:
             lost = crew.finish(self.place(), serve)

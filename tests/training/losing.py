@@ -29,6 +29,7 @@ from paceline.training.survivors import Survivors
 
 SECONDS = 240.0
 STEPS = 12
+PRELOAD = ["paceline.testing", "torch._dynamo", "paceline.models"]
 
 
 def die():
@@ -168,7 +169,7 @@ class Losing:
 
     def __enter__(self):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["paceline.testing", "torch._dynamo", "paceline.models"])
+        context.set_forkserver_preload(PRELOAD)
         for name, environment in self._told.items():
             arguments = (environment, self._happens.get(name), self._output(name))
             self.members[name] = context.Process(target=be_member, args=arguments)
