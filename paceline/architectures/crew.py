@@ -12,12 +12,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
+from torch.distributed import DistError, DistNetworkError
 
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
 from paceline.launch import Identity
@@ -60,6 +61,18 @@ class Place:
 
 class MemberLost(Exception):  # noqa: N818 - a turn of events
     """An exchange cannot end, because a worker is lost that takes part in it."""
+
+
+@contextmanager
+def _told_apart(member: str, seconds: float) -> Iterator[None]:
+    """A store that is gone, and a member that does not come."""
+    try:
+        yield
+    except DistNetworkError as error:
+        problem = "worker0 was lost before all workers had met"
+        raise ExchangeError(f"{problem}; start the job again.") from error
+    except (DistError, RuntimeError) as error:
+        raise DeadlineError("meeting the other workers", seconds, [member]) from error
 
 
 def _nothing() -> None:
@@ -116,7 +129,8 @@ class Crew:
         """Each calls those before it, and is called by those behind it."""
         identity = self._identity
         where = self._post.bind("" if identity.on_one_host else identity.address)
-        self.store.set(f"crew/{identity.rank}", where)
+        with _told_apart("worker0", self._deadline_seconds):
+            self.store.set(f"crew/{identity.rank}", where)
         for rank in range(identity.rank):
             self._post.connect(f"worker{rank}", self._address_of(rank))
             self._post.send(f"worker{rank}", [Here(identity.rank)])
@@ -129,12 +143,8 @@ class Crew:
             raise DeadlineError("meeting the other workers", self._deadline_seconds, missing)
 
     def _address_of(self, rank: int) -> str:
-        try:
+        with _told_apart(f"worker{rank}", self._deadline_seconds):
             return bytes(self.store.get(f"crew/{rank}")).decode()
-        except (DistError, RuntimeError) as error:
-            missing = [f"worker{rank}"]
-            what = "meeting the other workers"
-            raise DeadlineError(what, self._deadline_seconds, missing) from error
 
     @property
     def is_short(self) -> bool:

@@ -46,17 +46,18 @@ def save(
     experiment: spec.Experiment,
     store: Store | None,
     rank: int = 0,
-    members: Sequence[int] = (0,),
+    members: Sequence[int] | None = None,
     is_short: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write the state before `step`; each of the `members` calls it, after `settle`. The first of
-    them writes what all have: worker 0, while it is there. `is_short`: one of them is lost.
+    """Write the state before `step`; each of the `members` (left out: all workers) calls it, after
+    `settle`. The first writes what all have. `is_short`: one of them is lost.
 
     Whoever reads sees the whole checkpoint or none: its last file is written when all others are
     there. Raises RecordError, on that worker, where it could not be written; nothing that was there
     before is touched.
     """
     name = f"step-{step:08d}"
+    members = range(experiment.cluster.workers) if members is None else members
     kept = architecture.state() if isinstance(architecture, KeepsState) else {}
     keeps, own = bool(kept), {"step": step, "architecture": kept}
     if rank != members[0]:

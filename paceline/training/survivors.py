@@ -83,12 +83,12 @@ class Survivors:
         if self._session.rank != regroup.members[0]:
             return
         count = len(regroup.members)
-        others = f"the other {count}" if count > 1 else "the one that is left"
-        what = f"{others} agreed {seconds:.2f} s later"
+        others = f"the other {count} go" if count > 1 else "the last one goes"
+        what = f"{others} on, agreed after {seconds:.2f} s"
         if regroup.done:
-            what += ", and had ended that step"
+            what += "; all steps were done"
         elif self.makes_again:
-            what += ", and make that step again on the whole batch"
+            what += "; that step is made again on the whole batch"
         else:
             what += f"; {regroup.unseen} samples were not seen"
             self._count(regroup.unseen)

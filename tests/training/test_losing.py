@@ -44,16 +44,18 @@ def check_like(job, undisturbed, survivors):
     check_equal(job, survivors)
     weights = job.weights(survivors[0])
     assert difference(weights, undisturbed.weights("worker0")) < ROUNDING
-    ours, theirs = job.losses(), undisturbed.losses()
-    last = STEPS - 1
-    assert ours[last] == pytest.approx(theirs[last], rel=1e-4)
+    if len(survivors) < len(job.folder.members()):
+        (step,) = {event.step for event in job.events()[-1:]}
+        ours, theirs = job.losses(), undisturbed.losses()
+        for later in range(step, STEPS):  # the parts of those who are left are all of the batch
+            assert ours[later] == pytest.approx(theirs[later], rel=1e-4)
 
 
 def check_told(job, lost):
     """Who, at which step, and that each is known to be gone."""
     told = job.events()
     assert {event.text.partition(" was lost in step ")[0] for event in told} == set(lost)
-    assert all(" s later" in event.text for event in told)
+    assert all(" on, agreed after " in event.text for event in told)
     states = {member.name: member.status for member in job.folder.members()}
     assert {name for name, state in states.items() if state == "lost"} == set(lost)
     assert {state for name, state in states.items() if name not in lost} == {"finished"}
@@ -135,7 +137,7 @@ def test_another_one_evaluates_and_saves_where_the_first_is_lost_over_it(tmp_pat
         pytest.param("every=3", {"worker2": "in the middle"}, marks=pytest.mark.slow),
         pytest.param("every=3,overlap=true", {"worker1": "in the middle"}, marks=pytest.mark.slow),
         pytest.param(
-            "every=4,overlap=true", {"worker2": "inside an exchange"}, marks=pytest.mark.slow
+            "every=3,overlap=true", {"worker2": "inside an exchange"}, marks=pytest.mark.slow
         ),
         pytest.param(
             "every=3,outer=nesterov", {"worker0": "in the last step"}, marks=pytest.mark.slow
@@ -154,10 +156,11 @@ def test_those_who_average_go_on_with_the_mean_of_who_is_left(tmp_path, options,
     assert "unseen_samples" not in counted[survivors[1]]
 
 
-@pytest.mark.slow
 def test_the_mean_is_handed_over_too(tmp_path):
     also = {"worker2": "stays behind in step 5"}
-    deaths = {"worker1": "between backward and step"}
+    deaths = {"worker1": "a step later"}
     with Losing(tmp_path, "average:every=3", deaths=deaths, also=also) as job:
         job.end("worker1")
     check_equal(job, ["worker0", "worker2"])
+    (event,) = job.events()
+    assert event.step == 8, "worker 0 had ended the round of step 5 and was at the next"
