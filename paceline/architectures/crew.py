@@ -102,7 +102,7 @@ class Crew:
         """How many this worker had trained on when its last exchange ended."""
         self.store = store
         self.noticed_seconds = 0.0
-        """When the last loss was noticed."""
+        """When the first loss since the last regrouping was noticed."""
         self._identity, self._deadline_seconds = identity, deadline_seconds
         self._keep_store, self._follow_store = keep_store, follow_store
         self._machine = RegroupMachine(identity.rank, range(identity.workers))
@@ -249,7 +249,6 @@ class Crew:
             for message in parcel.messages:
                 self._handle(message)
         while self._post.lost:
-            self.noticed_seconds = time.monotonic()
             self._handle(Lost(self._post.lost.popleft()))
         while self._inbox:
             self._handle(self._inbox.popleft())
@@ -257,6 +256,8 @@ class Crew:
             self._changed.notify_all()
 
     def _handle(self, event: Message | Event) -> None:
+        if isinstance(event, Lost | Report) and not self._machine.lost:
+            self.noticed_seconds = time.monotonic()
         for action in self._machine.handle(event):
             match action:
                 case Send():
