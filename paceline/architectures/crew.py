@@ -26,9 +26,12 @@ from paceline.protocol.actions import Event, Lost, Send
 from paceline.protocol.messages import Message
 from paceline.protocol.regrouping import (
     Done,
+    GaveUp,
+    GiveUp,
     Heard,
     Here,
     Over,
+    Refuse,
     Regroup,
     RegroupMachine,
     Report,
@@ -114,7 +117,7 @@ class Crew:
         self._is_over = self._closing = False
         self._failure: PacelineError | None = None
         self._post: StreamPost[Message] = StreamPost(
-            identity.name, Here | Report | Done, JobKey(identity.key)
+            identity.name, Here | Report | Done | GaveUp, JobKey(identity.key)
         )
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
@@ -149,7 +152,7 @@ class Crew:
     @property
     def is_short(self) -> bool:
         """Somebody is lost, and this worker has not regrouped with the others since."""
-        return bool(self._machine.lost) or self._regroup is not None
+        return bool(self._machine.lost) or self._regroup is not None or self._failure is not None
 
     def notices(self) -> bool:
         """Called when an exchange has failed: whether a loss is why."""
@@ -178,7 +181,10 @@ class Crew:
             with contextlib.suppress(MemberLost):
                 serve(self._take())
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
+        """`why` this worker gives up, where that is the others' affair, too."""
+        if why:
+            self._inbox.append(GiveUp(why))
         self._closing = True
         self._post.wake()
         self._thread.join(timeout=5.0)
@@ -235,6 +241,7 @@ class Crew:
         try:
             while not self._closing:
                 self._turn()
+            self._take_told()
         except PacelineError as error:
             self._failure = error
         except OSError as error:
@@ -250,10 +257,13 @@ class Crew:
                 self._handle(message)
         while self._post.lost:
             self._handle(Lost(self._post.lost.popleft()))
-        while self._inbox:
-            self._handle(self._inbox.popleft())
+        self._take_told()
         with self._changed:
             self._changed.notify_all()
+
+    def _take_told(self) -> None:
+        while self._inbox:
+            self._handle(self._inbox.popleft())
 
     def _handle(self, event: Message | Event) -> None:
         if isinstance(event, Lost | Report) and not self._machine.lost:
@@ -270,6 +280,8 @@ class Crew:
                     self._regroup = action
                 case Over():
                     self._is_over = True
+                case Refuse():
+                    self._failure = self._failure or ExchangeError(action.why)
 
     def _say(self, member: str, message: Message) -> None:
         called_us = int(member.removeprefix("worker")) > self._identity.rank

@@ -62,6 +62,19 @@ class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
     worker: int
 
 
+class GaveUp(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker ends because of the others, as one that waited for them in vain: so do they."""
+
+    worker: int
+    why: str
+
+
+class GiveUp(Event, frozen=True, gc=False):
+    """This worker does."""
+
+    why: str
+
+
 class Stopped(Event, frozen=True, gc=False):
     """This worker is inside an exchange that cannot end, or (`is_done`) through with its work."""
 
@@ -112,6 +125,12 @@ class Regroup(Action, frozen=True):
 
 class Over(Action, frozen=True, gc=False):
     """Nobody has anything left to do."""
+
+
+class Refuse(Action, frozen=True, gc=False):
+    """Nobody can go on."""
+
+    why: str
 
 
 class Heard(Action, frozen=True, gc=False):
@@ -167,6 +186,10 @@ class RegroupMachine:
                 self._reports[event.worker] = event
                 # One who reports knows of every loss that it names, and may be the first to know.
                 return self._lose(event.lost) or self._decide()
+            case GiveUp():
+                return self._to_all(GaveUp(self.worker, event.why))
+            case GaveUp():
+                return [Refuse(f"worker{event.worker} gave up: {event.why}")]
             case Done():
                 self._done.add(event.worker)
                 return self._look_whether_over()

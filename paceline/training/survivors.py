@@ -15,7 +15,7 @@ from paceline.architectures.base import Context
 from paceline.architectures.crew import Crew, Place
 from paceline.architectures.elastic import hand_over
 from paceline.architectures.group import backend_for
-from paceline.errors import PacelineError
+from paceline.errors import DeadlineError, ExchangeError, PacelineError
 from paceline.protocol.regrouping import Regroup
 from paceline.training import stores
 
@@ -123,7 +123,9 @@ class Survivors:
         if crew is None:
             return None
         if failed is not None:
-            crew.close()
+            self._crew = None
+            theirs = isinstance(failed, DeadlineError | ExchangeError)
+            crew.close(str(failed) if theirs else "")
             return None
         context = self._session.context(torch.device("cpu"), -1)
 

@@ -20,6 +20,7 @@ from paceline import architectures, spec
 from paceline.architectures.crew import MemberLost
 from paceline.architectures.elastic import ElasticCollective
 from paceline.architectures.group import Operation
+from paceline.errors import ExchangeError
 from paceline.launch import to_environment
 from paceline.record import RunFolder, losses, summarise
 from paceline.training import checkpoint, loop, member, session
@@ -96,7 +97,19 @@ def stay_behind(step):
     Operation.wait = wait
 
 
+def give_up():
+    """End as one that has found the others to be wrong."""
+
+    def step(*_):
+        if session.current().step == 5:
+            raise ExchangeError("these weights cannot be")
+        return original(*_)
+
+    original, _Worker.step = _Worker.step, step
+
+
 HAPPENINGS = {
+    "gives up": give_up,
     "before it meets the others' weights": lambda: die_in_function(architectures, "build"),
     "in the first forward pass": lambda: at(0, "_pass"),
     "in the middle": lambda: at(5, "_pass"),
@@ -189,11 +202,14 @@ class Losing:
     def said(self, name):
         return self._output(name).read_text() if self._output(name).exists() else ""
 
-    def end(self, *lost):
-        """Wait for all; those that are to die must have, the others must have ended well."""
+    def wait(self):
         until = time.monotonic() + SECONDS
         for process in self.members.values():
             process.join(max(0.1, until - time.monotonic()))
+
+    def end(self, *lost):
+        """Wait for all; those that are to die must have, the others must have ended well."""
+        self.wait()
         for name, process in self.members.items():
             expected = -signal.SIGKILL if name in lost else 0
             words = {one: self.said(one) for one in self.members}

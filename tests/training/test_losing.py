@@ -109,6 +109,15 @@ def test_who_has_the_sums_hands_them_to_who_has_not(tmp_path, undisturbed, lost,
     check_like(job, undisturbed, [name for name in job.members if name != lost])
 
 
+def test_one_that_gives_up_on_the_others_is_not_a_loss(tmp_path):
+    """Else the one that was silent for too long would go on alone when all others had given up."""
+    with Losing(tmp_path, RING, also={"worker1": "gives up"}) as job:
+        job.wait()
+    for name, process in job.members.items():
+        assert process.exitcode == 1, f"{name}: {job.said(name)}"
+        assert "these weights cannot be" in job.said(name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["worker0", "worker1"])
 def test_lost_over_a_checkpoint_the_next_ones_are_whole(tmp_path, undisturbed, lost):
