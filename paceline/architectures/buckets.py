@@ -82,7 +82,7 @@ class BucketedArchitecture:
             return torch.nn.utils.get_total_norm(
                 [t.grad for t in self._trained.tensors if t.grad is not None]
             )
-        were_kept = self._kept() is not None
+        were_kept = bool(self._means) and self._kept() is not None
         norm = torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
         if were_kept:
             self._is_clipped.fill_(1)
