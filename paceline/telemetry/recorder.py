@@ -87,6 +87,13 @@ class Recorder:
         with nullcontext() if error is None else suppress(RecordError):
             self._folder.write_member(member)
 
+    def mark_lost(self, name: str) -> None:
+        """Another member is gone for good: let its own file say so, as it cannot."""
+        for member in self._folder.members():
+            if member.name == name:
+                member.status = "lost"
+                self._folder.write_member(member)
+
     def add_step(self, entry: Step) -> None:
         """Take a finished step; written within a second."""
         if self._failure is not None:
@@ -102,15 +109,13 @@ class Recorder:
         event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
         self._folder.add_event(event)
 
-    def lost(self, name: str, step: int, survivors: str, what: str = "") -> None:
-        """Another member is gone for good, and this one speaks for those who go on; `what` they do
-        about it, where its part of the step is not simply left out."""
+    def lost(self, name: str, step: int, survivors: str) -> None:
+        """Another member is gone for good, and this one speaks for those who go on."""
         for member in self._folder.members():
             if member.name == name:
                 member.status = "lost"
                 self._folder.write_member(member)
-        left_out = "its part of that step is left out, and"
-        what = what or f"{left_out} {survivors} share the batch from then on"
+        what = f"its part of that step is left out, and {survivors} share the batch from then on"
         self.note(f"{name} was lost in step {step}; {what}", "lost", step)
 
     def _run(self) -> None:

@@ -79,7 +79,6 @@ class Survivors:
         self.divide_anew()
         assert self._crew is not None
         seconds = time.monotonic() - self._crew.noticed_seconds
-        recorder = self._session.recorder
         if self._session.rank != regroup.members[0]:
             return
         count = len(regroup.members)
@@ -93,10 +92,16 @@ class Survivors:
             what += f"; {regroup.unseen} samples were not seen"
             self._count(regroup.unseen)
         for rank in regroup.lost:
-            name = f"worker{rank}"
-            print(f"{name} was lost in step {regroup.step}; {what}", file=sys.stderr, flush=True)
-            if recorder is not None:
-                recorder.lost(name, regroup.step, others, what)
+            self._tell(rank, regroup.step, what)
+
+    def _tell(self, rank: int, step: int, what: str) -> None:
+        """On the terminal and in the record."""
+        name, recorder = f"worker{rank}", self._session.recorder
+        text = f"{name} was lost in step {step}; {what}"
+        print(text, file=sys.stderr, flush=True)
+        if recorder is not None:
+            recorder.mark_lost(name)
+            recorder.note(text, "lost", step)
 
     def _count(self, unseen: int) -> None:
         recorder = self._session.recorder
@@ -146,7 +151,6 @@ class Survivors:
     def _end(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
         session = self._session
         session.members = tuple(rank for rank in members if rank not in lost)
-        if session.recorder is not None and session.speaks_for_all:
+        if session.speaks_for_all:
             for rank in lost:
-                what = "the others had done all steps"
-                session.recorder.lost(f"worker{rank}", session.step, "", what)
+                self._tell(rank, session.step, "all steps were done")
