@@ -10,7 +10,7 @@ Between two rounds every worker holds weights of its own. A script that looks at
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.optim import SGD, Optimizer
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, Flat, connect, flatten, start_equal
+from paceline.architectures.elastic import Regrouped
 from paceline.architectures.group import ended_early
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
@@ -145,6 +146,7 @@ class Rounds:
         self._weights: list[Flat] = []
         self._state: list[Flat] = []
         self._sent: list[Tensor] | None = None
+        self._facts: list[float] = []
 
     @property
     def size_bytes(self) -> int:
@@ -191,14 +193,13 @@ class Rounds:
         self._correct()
         self._average([*self.buffers, *self._optimizer_state()])
         self.rounds += 1
-        self._tag = self._make_tag(in_turn)
+        self._facts = [float(in_turn), float(self.steps)]
         if self._options.overlap and in_turn:
             self._sent = [flat.pack().clone() for flat in self._weights]
-            self._collective.start(self._tag)
-            self._start(self._weights)
+            self._start([self._make_tag(), *(flat.buffer for flat in self._weights)])
             return
-        self._collective.start(self._tag)
-        self._average(self._weights)
+        self._collective.start(self._make_tag())
+        self._average(self._weights, first=self._make_tag)
         self._check_tag()
         for flat, target in zip(self._weights, self._outer.step(), strict=True):
             flat.unpack(target)
@@ -206,22 +207,29 @@ class Rounds:
 
     def _correct(self) -> None:
         """Bring in the sum under way: what its mean differs by from what this worker had sent."""
-        if self._sent is None:
+        sent = self._sent
+        if sent is None:
             return
-        self._finish(self._weights)
+
+        def again() -> list[Tensor]:
+            for flat, values in zip(self._weights, sent, strict=True):
+                flat.renew()
+                flat.buffer.copy_(values)
+            return [self._make_tag(), *(flat.buffer for flat in self._weights)]
+
+        self._finish(self._weights, again)
         self._check_tag()
-        for flat, target, sent in zip(self._weights, self._outer.step(), self._sent, strict=True):
-            flat.add(target - sent)
+        for flat, target, values in zip(self._weights, self._outer.step(), sent, strict=True):
+            flat.add(target - values)
         self._sent = None
 
-    def _make_tag(self, in_turn: bool) -> Tensor:
+    def _make_tag(self) -> Tensor:
         """Travels with the weights and shows whether all workers average for the same reason."""
-        facts = [float(in_turn), float(self.steps)]
-        self._expected = [fact * len(self._collective.members) for fact in facts]
-        return torch.tensor(facts, dtype=torch.float64, device=self._context.device)
+        self._tag = torch.tensor(self._facts, dtype=torch.float64, device=self._context.device)
+        return self._tag
 
     def _check_tag(self) -> None:
-        if self._tag.tolist() != self._expected:
+        if self._tag.tolist() != [fact * self._collective.summed for fact in self._facts]:
             if ended := self._context.ended():
                 raise ended_early(ended, self._context.identity.name)
             raise ExchangeError(
@@ -230,25 +238,39 @@ class Rounds:
                 "paceline.settle() on every worker first; then one of them may save or evaluate."
             )
 
-    def _average(self, flats: Iterable[Flat]) -> None:
-        """Replace the tensors by their mean over the workers; the buffers hold it too."""
+    def _average(self, flats: Iterable[Flat], first: Callable[[], Tensor] | None = None) -> None:
+        """Replace the tensors by their mean over the workers; the buffers hold it too.
+
+        `first`: what was started before, to be started again with the rest.
+        """
         flats = list(flats)
-        for flat in flats:
-            flat.pack()
-        self._start(flats)
-        self._finish(flats)
+
+        def again() -> list[Tensor]:
+            for flat in flats:
+                flat.renew()
+            return [*([] if first is None else [first()]), *(flat.pack() for flat in flats)]
+
+        self._start(flat.pack() for flat in flats)
+        self._finish(flats, again)
         for flat in flats:
             flat.unpack()
 
-    def _start(self, flats: Iterable[Flat]) -> None:
-        for flat in flats:
-            self._collective.start(flat.buffer)
-            self.exchanged_bytes += flat.size_bytes
+    def _start(self, values: Iterable[Tensor]) -> None:
+        for value in values:
+            self._collective.start(value)
 
-    def _finish(self, flats: Iterable[Flat]) -> None:
-        self._collective.finish()
+    def _finish(self, flats: Iterable[Flat], again: Callable[[], list[Tensor]]) -> None:
+        """Wait for the sums, and make means of them; `again`: their values as they were, in other
+        buffers, where a worker was lost meanwhile."""
+        while True:
+            try:
+                self._collective.finish()
+                break
+            except Regrouped:
+                self._start(again())
         for flat in flats:
-            flat.buffer.div_(len(self._collective.members))
+            flat.buffer.div_(self._collective.summed)
+            self.exchanged_bytes += flat.size_bytes
 
     def _optimizer_state(self) -> list[Flat]:
         """Momentum and the like, where the user wants them averaged; counters of steps are not."""
@@ -269,10 +291,15 @@ class Rounds:
     def _check_state(self) -> None:
         """A parameter unused by some workers only has state there only; sums would not match."""
         own = float(sum(flat.buffer.numel() for flat in self._state))
-        total = torch.tensor([own], dtype=torch.float64, device=self._context.device)
-        self._collective.start(total)
-        self._collective.finish()
-        if float(total) != own * len(self._collective.members):
+        totals: list[Tensor] = []
+
+        def total() -> list[Tensor]:
+            totals[:] = [torch.tensor([own], dtype=torch.float64, device=self._context.device)]
+            return totals
+
+        self._start(total())
+        self._finish([], total)
+        if float(totals[0]) != own * self._collective.summed:
             problem = "workers' optimizers hold state for different parameters"
             raise ExchangeError(f"{problem}; average without state=true, or use every parameter.")
 

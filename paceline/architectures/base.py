@@ -14,10 +14,18 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.optim import Optimizer
 
+from paceline.architectures.crew import Crew, Place
 from paceline.architectures.trained import Trained
 from paceline.errors import PacelineError
 from paceline.launch import Identity
+from paceline.protocol.regrouping import Regroup
 from paceline.telemetry import StepClock
+
+
+class StepAgain(Exception):  # noqa: N818 - a turn of events
+    """A worker was lost inside this step, before anybody had the sums: its gradients are gone, and
+    the step is to be made again from the batch on. No error of the script's, and not of the job's.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,19 @@ class Context:
     broke: Callable[[PacelineError], None] = lambda error: None
     """Called with an error that is about to be raised inside a script's step, where the script may
     catch it."""
+
+    crew: Crew | None = None
+    """The workers, where they go on in place without one that is lost."""
+
+    place: Callable[[], Place] = Place
+    """Where this worker is in its training."""
+
+    makes_again: Callable[[], bool] = lambda: False
+    """Whether the loop computes a step again that was interrupted by a loss (`StepAgain`), on the
+    whole batch. A script cannot: there the lost part of the batch is left out."""
+
+    regrouped: Callable[[Regroup], None] = lambda regroup: None
+    """Called when workers were lost and the others have agreed, before they go on."""
 
 
 class Architecture(Protocol):

@@ -4,6 +4,10 @@ Gradients lie end to end in buckets, the last layer's first, because that is the
 come; a full bucket leaves at once. After a backward pass every `grad` holds the mean over the
 workers, so that a script may do with it what it would do alone. What no backward pass brought
 (gradients of `no_sync`, or set by hand) is averaged when the optimizer is about to step.
+
+Where the others go on without a worker that is lost, buckets lie in two blocks of memory in turn:
+gradients of this step are summed in one while the other still has the means of the last, for one
+who lacks them. A sum that was interrupted is made again from the gradients that autograd left.
 """
 
 from collections.abc import Callable
@@ -14,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.architectures.base import Context
+from paceline.architectures.base import Context, StepAgain
 from paceline.architectures.collective import Collective, place_like, start_equal
+from paceline.architectures.elastic import ElasticCollective, Regrouped
 from paceline.architectures.gradients import (
     GradientTap,
     Remembered,
@@ -50,6 +55,9 @@ class BucketedArchitecture:
         self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[_Bucket] = []
         self._started = self._turn = 0
+        self._means: list[tuple[Tensor, int]] = []
+        """Where others may lack them: the last pass's means, and their versions then."""
+        self._is_clipped, self._came_clipped = torch.zeros(1), False
         self._has_passed = False
         """Gradients were averaged since the last step: what is done to them now is to means."""
 
@@ -57,6 +65,7 @@ class BucketedArchitecture:
         self._trained = trained
         start_equal(self._collective, trained.everything())
         self._deal()
+        self._tap.attach(trained.tensors)
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
 
@@ -68,7 +77,17 @@ class BucketedArchitecture:
 
     def clip(self, max_norm: float) -> Tensor:
         self._exchange_rest()
-        return torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
+        if self._came_clipped:
+            self._came_clipped = False
+            return torch.nn.utils.get_total_norm(
+                [t.grad for t in self._trained.tensors if t.grad is not None]
+            )
+        were_kept = bool(self._means) and self._kept() is not None
+        norm = torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
+        if were_kept:
+            self._is_clipped.fill_(1)
+            self._means = [(flat, flat._version) for flat, _ in self._means]
+        return norm
 
     def settle(self) -> None:
         """Batch-norm statistics differ, as workers see different samples: worker 0's count."""
@@ -93,11 +112,9 @@ class BucketedArchitecture:
 
     def pass_over(self) -> None:
         """Average the rest; after it every `grad` is the mean."""
-        for bucket in self._buckets[self._started :]:
-            for slot in bucket.slots:
-                slot.fill()  # not reached by this backward pass: accumulated before, or unused
-            self._start_next()
-        self._collective.finish()
+        while not self._is_summed():
+            if self._context.makes_again():
+                raise StepAgain
         whole = self._collective.weight == len(self._collective.members)
         for bucket in self._buckets:
             bucket.flat.div_(self._collective.weight)
@@ -105,6 +122,39 @@ class BucketedArchitecture:
             if whole and bucket.has_other_weights():
                 raise ExchangeError(OTHER_WEIGHTS)
         self._started, self._turn, self._has_passed = 0, self._turn + 1, True
+        if isinstance(self._collective, ElasticCollective):
+            self._keep(self._collective)
+
+    def _is_summed(self) -> bool:
+        """Sum what is left; False where workers were lost meanwhile: nothing is summed then."""
+        for bucket in self._buckets[self._started :]:
+            for slot in bucket.slots:
+                slot.fill()  # not reached by this backward pass: accumulated before, or unused
+            self._start_next()
+        if not isinstance(self._collective, ElasticCollective):
+            self._collective.finish()
+            return True
+        is_clipped = torch.zeros(1)
+        try:
+            self._collective.finish(keeps=[is_clipped])
+        except Regrouped:
+            self._deal()  # what was started may still write to these buckets
+            return False
+        self._is_clipped, self._came_clipped = is_clipped, bool(is_clipped)
+        return True
+
+    def _keep(self, collective: ElasticCollective) -> None:
+        """Leave the means where they are, and lie elsewhere in the next pass."""
+        self._means = [(bucket.flat, bucket.flat._version) for bucket in self._buckets]
+        collective.keep(self._kept)
+        for bucket in self._buckets:
+            bucket.turn_over()
+
+    def _kept(self) -> list[Tensor] | None:
+        """The last pass's means, and whether they are clipped; None where the script has changed
+        them since, in a way that we do not know."""
+        intact = all(flat._version == version for flat, version in self._means)
+        return [*(flat for flat, _ in self._means), self._is_clipped] if intact else None
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
@@ -134,33 +184,42 @@ class BucketedArchitecture:
             for slot in self._slots:  # their place goes with its bucket
                 slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
             self._deal()
+            self._tap.attach(self._trained.tensors)
         if any(slot.is_fresh or not (self._has_passed or slot.is_intact) for slot in self._slots):
             self.pass_over()
 
     def _deal(self) -> None:
-        tensors = self._trained.tensors
-        self._buckets = _deal(tensors, self._bucket_bytes, self._allocate)
+        tensors, blocks = self._trained.tensors, 1 if self._context.crew is None else 2
+        self._buckets = _deal(tensors, self._bucket_bytes, self._allocate, blocks)
         slots = {id(slot.tensor): slot for bucket in self._buckets for slot in bucket.slots}
         self._slots = [slots[id(tensor)] for tensor in tensors]
-        self._tap.attach(tensors)
+        self._started = 0
 
 
 class _Bucket:
     """Gradients of one type, behind them a mark for each (how many workers have it), and at last a
     sample of the weights, which must be equal on all workers."""
 
-    def __init__(self, tensors: list[Tensor], allocate: Allocate) -> None:
+    def __init__(self, tensors: list[Tensor], allocate: Allocate, blocks: int = 1) -> None:
+        """It lies in each of so many blocks in turn."""
         first = tensors[0]
-        num_elements = sum(t.numel() for t in tensors)
-        self.flat = allocate(num_elements + len(tensors) + 1, first.dtype, first.device)
-        self._marks, self._sample = self.flat[num_elements:-1], self.flat[-1]
+        num_elements = sum(t.numel() for t in tensors) + len(tensors) + 1
+        self._blocks = [
+            _Block(allocate(num_elements, first.dtype, first.device), tensors)
+            for _ in range(blocks)
+        ]
         self._tensors, self._sampled, self._size = tensors, 0.0, 0.0
-        self.slots, offset = [], 0
-        for number, tensor in enumerate(tensors):
-            place = place_like(self.flat[offset : offset + tensor.numel()], tensor)
-            self.slots.append(_Slot(self, tensor, place, self._marks[number : number + 1]))
-            offset += tensor.numel()
+        self.slots = [_Slot(self, tensor) for tensor in tensors]
         self.num_missing = len(self.slots)
+        self.turn_over()
+
+    def turn_over(self) -> None:
+        """Lie in the next block."""
+        block = self._blocks.pop(0)
+        self._blocks.append(block)
+        self.flat, self._marks, self._sample = block.flat, block.marks, block.sample
+        for slot, place, mark in zip(self.slots, block.places, block.each_mark, strict=True):
+            slot.place, slot.mark = place, mark
 
     @torch.no_grad()
     def probe(self, turn: int) -> None:
@@ -189,11 +248,27 @@ class _Bucket:
         self.num_missing = len(self.slots)
 
 
+class _Block:
+    """Memory that a bucket lies in."""
+
+    def __init__(self, flat: Tensor, tensors: list[Tensor]) -> None:
+        self.flat, self.sample = flat, flat[-1]
+        self.places, offset = [], 0
+        for tensor in tensors:
+            self.places.append(place_like(flat[offset : offset + tensor.numel()], tensor))
+            offset += tensor.numel()
+        self.marks = flat[offset:-1]
+        self.each_mark = [self.marks[number : number + 1] for number in range(len(tensors))]
+
+
 class _Slot:
     """Where one tensor's gradient lies in its bucket."""
 
-    def __init__(self, bucket: _Bucket, tensor: Tensor, place: Tensor, mark: Tensor) -> None:
-        self.bucket, self.tensor, self.place, self.mark = bucket, tensor, place, mark
+    place: Tensor
+    mark: Tensor
+
+    def __init__(self, bucket: _Bucket, tensor: Tensor) -> None:
+        self.bucket, self.tensor = bucket, tensor
         self.given: Tensor | None = None
         """The mean that was handed out last; any other gradient is this worker's own."""
         self.version = 0
@@ -206,7 +281,9 @@ class _Slot:
     @property
     def is_intact(self) -> bool:
         """Nobody has written to the mean since it was handed out."""
-        return self.tensor.grad is None or self.place._version == self.version
+        if self.tensor.grad is None or self.given is None:
+            return True
+        return self.given._version == self.version
 
     def fill(self) -> None:
         gradient = self.tensor.grad
@@ -220,7 +297,9 @@ class _Slot:
             self.place.copy_(gradient)
 
 
-def _deal(tensors: list[Tensor], bucket_bytes: int, allocate: Allocate) -> list[_Bucket]:
+def _deal(
+    tensors: list[Tensor], bucket_bytes: int, allocate: Allocate, blocks: int = 1
+) -> list[_Bucket]:
     """Fill buckets of about `bucket_bytes`, one type each, from the last tensor to the first."""
     buckets: list[_Bucket] = []
     filling: list[Tensor] = []
@@ -232,11 +311,11 @@ def _deal(tensors: list[Tensor], bucket_bytes: int, allocate: Allocate) -> list[
             filling and (filling[0].dtype, filling[0].device) != (tensor.dtype, tensor.device)
         )
         if filling and full:
-            buckets.append(_Bucket(filling, allocate))
+            buckets.append(_Bucket(filling, allocate, blocks))
             filling, size_bytes = [], 0
         filling.append(tensor)
         size_bytes += own_bytes
-    return [*buckets, _Bucket(filling, allocate)]
+    return [*buckets, _Bucket(filling, allocate, blocks)]
 
 
 def _in_own_memory(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

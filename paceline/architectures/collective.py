@@ -5,33 +5,34 @@ one flat tensor of one type: `Flat` packs many into one and out again.
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.architectures import group
 from paceline.architectures.base import Context
-from paceline.architectures.group import Group, Operation
-from paceline.errors import DeadlineError
-
-ROLL_CALL_SECONDS = 2.0
-"""Workers that gave up waiting leave their names within moments of each other."""
+from paceline.architectures.elastic import ElasticCollective
+from paceline.architectures.group import Group, Operation, missing_at, ran_out
+from paceline.errors import SpecError
 
 
 class Collective(Protocol):
     """One worker's hold on the group. All workers make the same calls in the same order."""
 
-    members: tuple[int, ...]
-    """Ranks of the workers whose values are summed."""
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of the workers whose values are summed."""
 
     weight: float
     """What the workers' gradients of the last sum count together: what a mean divides by.
 
     The number of members, unless one was lost in that very step with an uneven part of the batch.
     """
+
+    @property
+    def summed(self) -> int:
+        """How many workers' values the last sum was made of."""
 
     def broadcast(self, flat: Tensor) -> None:
         """Overwrite `flat` with that of the first of the members."""
@@ -55,7 +56,8 @@ class TorchCollective:
         """Made by all `members` at once; by every worker when they are left out."""
         self._group = Group(context, backend, members)
         self.members = self._group.members
-        self.weight = float(len(self.members))
+        self.summed = len(self.members)
+        self.weight = float(self.summed)
         self._context = context
         self._started: list[Operation] = []
         self._rounds = 0
@@ -73,7 +75,7 @@ class TorchCollective:
             for operation in started:
                 operation.wait()
         except RuntimeError as error:
-            if "imeout" not in str(error) and "imed out" not in str(error):
+            if not ran_out(error):
                 raise
             raise missing_at(self._context, f"all-reduce {self._rounds}", self.members) from error
 
@@ -84,32 +86,17 @@ class TorchCollective:
 def connect(context: Context, backend: str) -> Collective:
     """Join the group of all workers over `backend` ("auto", "gloo", "nccl" or "mpi")."""
     chosen = group.backend_for(context, backend)
+    if context.identity.goes_on and not group.goes_on(chosen):
+        problem = f"workers that exchange over {chosen} cannot go on without one of them."
+        fix = "write backend=gloo, or --on-loss stop and --restarts to start again."
+        raise SpecError("--on-loss", problem, fix)
     if chosen == "mpi":
         from paceline.architectures.mpi import MpiCollective  # an extra: loaded when asked for
 
         return MpiCollective(context)
+    if context.crew is not None:
+        return ElasticCollective(context, context.crew)
     return TorchCollective(context, chosen)
-
-
-def missing_at(context: Context, operation: str, members: Iterable[int]) -> DeadlineError:
-    """The error of a wait that ran out, with the names of the workers that never got there.
-
-    A collective cannot say who is late. Those who waited in vain call the roll through the store;
-    who does not answer is missing.
-    """
-    names = {rank: f"worker{rank}" for rank in members}
-    missing = list(names.values())
-    if context.store is not None:
-        context.store.set(f"waited/{operation}/{context.identity.rank}", "")
-        missing = []
-        for rank, name in names.items():
-            try:
-                context.store.wait(
-                    [f"waited/{operation}/{rank}"], timedelta(seconds=ROLL_CALL_SECONDS)
-                )
-            except (dist.DistError, RuntimeError):
-                missing.append(name)
-    return DeadlineError(operation, context.deadline_seconds, missing)
 
 
 class Flat:
@@ -126,6 +113,11 @@ class Flat:
     @property
     def size_bytes(self) -> int:
         return self.buffer.numel() * self.buffer.element_size()
+
+    def renew(self) -> None:
+        """Take other memory: somebody may still write to this."""
+        self.buffer = torch.empty_like(self.buffer)
+        self._places = _places(self.buffer, self.tensors)
 
     def pack(self) -> Tensor:
         """Copy the tensors' values in; returns the buffer."""

@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import os
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -19,11 +21,22 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from paceline.architectures.base import Context
-from paceline.errors import ExchangeError, MissingError, SpecError
+from paceline.architectures.crew import MemberLost
+from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
 from paceline.wire.doors import shut_listeners
 
 LOOK_SECONDS = 5.0
 """So long a collective is waited for before somebody looks whether all are still there."""
+
+ROLL_CALL_SECONDS = 2.0
+"""Workers that gave up waiting leave their names within moments of each other."""
+
+ULFM = "OMPI_MCA_mpi_ft_enable"
+"""Set by `mpirun --with-ft ulfm`."""
+
+CREW_LOOK_SECONDS = 0.1
+"""The same where the others go on without one that is lost: who does not send to the lost one
+itself would wait for ever."""
 
 
 class Group:
@@ -40,18 +53,14 @@ class Group:
         store: Store = HashStore() if context.store is None else context.store
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
-        self._group = make(context, store, self.rank, len(self.members))
-        # Freeing a gloo group joins its threads with the interpreter lock held, and such a thread
-        # may be waiting for that very lock to drop its last finished work: seen as a hang in one of
-        # ten jobs. An extra reference keeps it until the process ends.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = _watched(lambda: make(context, store, self.rank, len(self.members)), context)
 
     def all_reduce(self, flat: Tensor) -> "Operation":
         return Operation(self._wait_for_all, self._group.allreduce([flat]))
 
-    def broadcast(self, flat: Tensor) -> None:
-        """Overwrite `flat` with that of the first member."""
-        self._wait_for_all(self._group.broadcast(flat, 0))
+    def broadcast(self, flat: Tensor, source: int = 0) -> None:
+        """Overwrite `flat` with that of the first member, or of the one at another place."""
+        self._wait_for_all(self._group.broadcast(flat, source))
 
     def send(self, flat: Tensor, to: int, tag: int) -> "Operation":
         return Operation(self._wait, self._group.send([flat], to, tag))
@@ -61,23 +70,23 @@ class Group:
 
     def _wait_for_all(self, work: Any) -> None:
         """What all take part in never ends when one has left: look now and then whether one has."""
-        has_left = False
-        while self._looks:
-            try:
-                work.wait(timedelta(seconds=LOOK_SECONDS))
-            except RuntimeError as error:
-                if work.is_completed() or has_left:
-                    self._explain(error)
-                    raise
-                has_left = bool(self._context.ended())  # its last bytes may still be on their way
-            else:
-                return
+        crew, has_left = self._context.crew, False
+        look = timedelta(seconds=LOOK_SECONDS if crew is None else CREW_LOOK_SECONDS)
+        while self._looks and not _ends_within(work, look):
+            if crew is not None and crew.is_short:
+                raise MemberLost
+            if crew is None and has_left:
+                self._explain(RuntimeError("a collective without all of its members"))
+            has_left = crew is None and bool(self._context.ended())  # its last bytes may come yet
         self._wait(work)
 
     def _wait(self, work: Any) -> None:
         try:
             work.wait()
         except RuntimeError as error:
+            crew = self._context.crew
+            if crew is not None and crew.notices():
+                raise MemberLost from error
             self._explain(error)
             raise
 
@@ -85,6 +94,47 @@ class Group:
         """Raise what is behind a failure, where that is known."""
         if ended := self._context.ended():
             raise ended_early(ended, self._context.identity.name) from error
+
+
+def _ends_within(work: Any, seconds: timedelta) -> bool:
+    try:
+        work.wait(seconds)
+    except RuntimeError:
+        return bool(work.is_completed())
+    return True
+
+
+def _kept(group: Any) -> Any:
+    """Freeing a gloo group joins its threads with the interpreter lock held, and such a thread may
+    be waiting for that very lock to drop its last finished work: seen as a hang in one of ten jobs.
+    An extra reference keeps it until the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return group
+
+
+def _watched(make: Callable[[], Any], context: Context) -> Any:
+    """Make a group; where one may be lost meanwhile, in a thread that is left behind then."""
+    crew = context.crew
+    if crew is None:
+        return _kept(make())
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(_kept(make()))
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="paceline-group", daemon=True).start()
+    while not wait([made], CREW_LOOK_SECONDS).done:
+        if crew.is_short:
+            raise MemberLost
+    try:
+        return made.result()
+    except (dist.DistError, RuntimeError) as error:
+        if crew.notices():
+            raise MemberLost from error
+        raise
 
 
 class Operation:
@@ -104,6 +154,32 @@ def ended_early(ended: dict[str, int], waiting: str) -> ExchangeError:
         f"{names}, and {waiting} goes on: every worker must take the same number of steps. "
         "Take batches from paceline.shard(loader), and skip or stop on all workers alike."
     )
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether gloo gave up because time was up."""
+    return "imeout" in str(error) or "imed out" in str(error)
+
+
+def missing_at(context: Context, operation: str, members: Iterable[int]) -> DeadlineError:
+    """The error of a wait that ran out, with the names of the workers that never got there.
+
+    A collective cannot say who is late. Those who waited in vain call the roll through the store;
+    who does not answer is missing.
+    """
+    names = {rank: f"worker{rank}" for rank in members}
+    missing = list(names.values())
+    if context.store is not None:
+        context.store.set(f"waited/{operation}/{context.identity.rank}", "")
+        missing = []
+        for rank, name in names.items():
+            try:
+                context.store.wait(
+                    [f"waited/{operation}/{rank}"], timedelta(seconds=ROLL_CALL_SECONDS)
+                )
+            except (dist.DistError, RuntimeError):
+                missing.append(name)
+    return DeadlineError(operation, context.deadline_seconds, missing)
 
 
 def _gloo(context: Context, store: Store, rank: int, size: int) -> Any:
@@ -181,3 +257,8 @@ def backend_for(context: Context, asked: str) -> str:
     if started_by_mpi and identity.servers == 0 and find_spec("mpi4py") is not None:
         return "mpi"
     return "gloo"
+
+
+def goes_on(backend: str) -> bool:
+    """Whether those who are left can go on over it: gloo by a crew, MPI with ULFM by itself."""
+    return backend == "gloo" or (backend == "mpi" and os.environ.get(ULFM) == "1")

@@ -101,7 +101,7 @@ class HostCollective:
         self._mates = next(mates for mates in self._hosts if identity.rank in mates)
         self._place = self._mates.index(identity.rank)
         self.members = tuple(range(identity.workers))
-        self.weight = float(identity.workers)
+        self.summed, self.weight = identity.workers, float(identity.workers)
         self._everyone = TorchCollective(context, "gloo")  # for the first weights
         self._between = self._join_leaders(options)
         self._own: list[Segment] = []

@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.architectures.base import Context
-from paceline.architectures.collective import missing_at
+from paceline.architectures.group import ULFM, missing_at
 from paceline.errors import MissingError, SpecError
-
-ULFM = "OMPI_MCA_mpi_ft_enable"
-"""Set by `mpirun --with-ft ulfm`."""
 
 SPIN_SECONDS, POLL_SECONDS = 0.5e-3, 50e-6
 """Nobody late: answer at once. Somebody late: leave the core to whoever has work to do."""
@@ -47,6 +44,10 @@ class MpiCollective:
         self._rounds = 0
         self.members = tuple(range(context.identity.workers))
         self.weight = float(len(self.members))
+
+    @property
+    def summed(self) -> int:
+        return len(self.members)
 
     def broadcast(self, flat: Tensor) -> None:
         there = _on_host(flat)

@@ -44,7 +44,8 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
         warmup = experiment.measurement.warmup_steps
         _add_figures(summary, told, warmup, lost)
         _add_traffic(summary, folder, told, warmup)
-        summary.wall_seconds = wall_seconds(workers, told, warmup, span)
+        left = [worker for worker in workers if worker.name not in lost and worker.name in steps]
+        summary.wall_seconds = wall_seconds(left or workers, told, warmup, span)
     _add_results(summary, workers)
     folder.write_summary(summary)
     return summary
@@ -182,10 +183,10 @@ def _add_traffic(
 
 
 def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
-    """Accuracy as worker 0 found it, staleness over all workers, epoch time from the throughput."""
+    """Accuracy as one worker found it, staleness over all of them, epoch time from throughput."""
     if not workers:
         return
-    results = workers[0].results
+    results = next((worker.results for worker in workers if worker.results), {})
     accuracy: dict[str, float] = {k: results[k] for k in ("top1", "top5") if k in results}
     if accuracy:
         summary.accuracy = accuracy

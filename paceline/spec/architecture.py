@@ -89,6 +89,10 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
             return None
         return parse_bytes(self.bucket, "architecture ring, bucket")
 
+    @property
+    def survives(self) -> bool:
+        return self.backend != "nccl"
+
 
 class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Workers push gradient chunks; servers update and return weights."""
@@ -196,6 +200,10 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
     @property
     def exclusive(self) -> bool:
         return False
+
+    @property
+    def survives(self) -> bool:
+        return self.backend != "nccl"
 
 
 class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):

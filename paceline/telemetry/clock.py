@@ -97,6 +97,13 @@ class StepClock:
         self._start += seconds
         self._paused[what] = self._paused.get(what, 0.0) + seconds
 
+    def begin_again(self, what: str) -> None:
+        """The step is made again from its beginning; what was spent on it so far was `what`."""
+        now = self._now()
+        self._pause(what, now - self._start)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._phase, self._since, self._ready = OTHER, now, None
+
     def end_training(self) -> dict[str, float]:
         """The pauses since the last step: there is no next one whose record would hold them."""
         self.enter(OTHER)

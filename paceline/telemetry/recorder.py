@@ -87,6 +87,13 @@ class Recorder:
         with nullcontext() if error is None else suppress(RecordError):
             self._folder.write_member(member)
 
+    def mark_lost(self, name: str) -> None:
+        """Another member is gone for good: let its own file say so, as it cannot."""
+        for member in self._folder.members():
+            if member.name == name:
+                member.status = "lost"
+                self._folder.write_member(member)
+
     def add_step(self, entry: Step) -> None:
         """Take a finished step; written within a second."""
         if self._failure is not None:

@@ -9,7 +9,9 @@ files there are and whether they are whole is `record/checkpoints.py`.
 import contextlib
 import os
 import pickle
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +19,7 @@ import msgspec
 import torch
 from torch import nn
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.optim import Optimizer
 
 from paceline import spec
@@ -25,6 +28,10 @@ from paceline.errors import RecordError, SpecError
 from paceline.record import checkpoints
 from paceline.record.checkpoints import FOLDER, FORMAT_VERSION, File, Found, Manifest
 from paceline.record.folder import FULL
+from paceline.training.stores import DEADLINE_SECONDS
+
+LOOK = timedelta(seconds=0.5)
+"""So long a worker's part is waited for before somebody looks whether all are still there."""
 
 UNREADABLE = (RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
 
@@ -39,17 +46,21 @@ def save(
     experiment: spec.Experiment,
     store: Store | None,
     rank: int = 0,
+    members: Sequence[int] | None = None,
+    is_short: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write the state before `step`; every worker calls it, after `settle`.
+    """Write the state before `step`; each of the `members` (left out: all workers) calls it, after
+    `settle`. The first writes what all have. `is_short`: one of them is lost.
 
     Whoever reads sees the whole checkpoint or none: its last file is written when all others are
-    there. Raises RecordError, on worker 0, where it could not be written; nothing that was there
+    there. Raises RecordError, on that worker, where it could not be written; nothing that was there
     before is touched.
     """
     name = f"step-{step:08d}"
+    members = range(experiment.cluster.workers) if members is None else members
     kept = architecture.state() if isinstance(architecture, KeepsState) else {}
     keeps, own = bool(kept), {"step": step, "architecture": kept}
-    if rank != 0:
+    if rank != members[0]:
         if keeps:
             _tell(
                 store, f"{name}.worker{rank}", lambda: _write(run, f"{name}.worker{rank}.pt", own)
@@ -57,13 +68,13 @@ def save(
         return
     content = {**own, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     files = {f"{name}.pt": _write(run, f"{name}.pt", content)}
-    for worker in range(1, experiment.cluster.workers) if keeps else ():
-        files[f"{name}.worker{worker}.pt"] = _told(store, f"{name}.worker{worker}")
+    for worker in members[1:] if keeps else ():
+        files[f"{name}.worker{worker}.pt"] = _told(store, f"{name}.worker{worker}", is_short)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         step=step,
         files=files,
-        facts=checkpoints.facts_of(experiment),
+        facts=msgspec.structs.replace(checkpoints.facts_of(experiment), workers=len(members)),
     )
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     _place(run, f"{name}.json", lambda file: file.write(encoded))
@@ -119,11 +130,19 @@ def _tell(store: Store | None, name: str, write: Callable[[], File]) -> None:
         told = {"file": msgspec.to_builtins(write())}
     except RecordError as error:
         told = {"error": str(error)}
-    store.set(f"checkpoint/{name}", msgspec.json.encode(told).decode())
+    with contextlib.suppress(DistNetworkError):  # who would read it is lost
+        store.set(f"checkpoint/{name}", msgspec.json.encode(told).decode())
 
 
-def _told(store: Store | None, name: str) -> File:
+def _told(store: Store | None, name: str, is_short: Callable[[], bool]) -> File:
     assert store is not None, "there are several workers"
+    until = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(DistStoreError):
+            store.wait([f"checkpoint/{name}"], LOOK)
+            break
+        if is_short():
+            raise RecordError(f"{name}.pt was not written, as a worker was lost.")
     told = msgspec.json.decode(store.get(f"checkpoint/{name}"))
     if "error" in told:
         raise RecordError(told["error"])

@@ -81,6 +81,12 @@ class DeviceClock(StepClock):
             self._pausing = False
             self.enter(OTHER)
 
+    def begin_again(self, what: str) -> None:
+        marks = self._marks
+        marks.passages = [(PAUSED + what, moment) for _, moment in marks.passages]
+        marks.ready, marks.charges = None, []
+        self.enter(OTHER)
+
     def end_training(self) -> dict[str, float]:
         self.enter(OTHER)
         self._marks.passages[-1][1].synchronize()

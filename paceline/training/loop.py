@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from paceline import data, models, spec
 from paceline.architectures import pipeline
-from paceline.architectures.base import Architecture
+from paceline.architectures.base import Architecture, StepAgain
 from paceline.architectures.group import Group
 from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
@@ -41,6 +41,7 @@ STAGES = -3
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
     """Train as `experiment` says, from the first step or from a checkpoint, to the last."""
     workload, cluster = experiment.workload, experiment.cluster
+    _check_goes_on(experiment)
     prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
     emulated = model_for(experiment, session.identity.name)
@@ -61,6 +62,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     if not isinstance(model, PipelineModel):
         resumed = _found(workload, folder.path)
     start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
+    session.survivors.makes_again = isinstance(session.options, spec.Ring)
     session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
@@ -80,10 +82,10 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     else:
         source = _source(workload, dataset, shares, session, worker.device)
     batches = source.steps(start, num_steps)
-    for step, (inputs, targets) in enumerate(_timed(batches, session, worker.device), start):
-        if not isinstance(model, PipelineModel):
-            session.scale_gradients(len(inputs) * len(session.members) / total)
-        worker.step(step, inputs, targets)
+    for step, batch in enumerate(_timed(batches, session, worker.device), start):
+        while not worker.took(step, batch, total):
+            session.begin_again()
+            batch = next(_timed(source.steps(step, step + 1), session, worker.device))
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
             with session.clock.paused("balancing"):
                 balance(session, shares)
@@ -92,7 +94,22 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
             with session.clock.paused("checkpoint"):
                 worker.save(folder.path, step + 1)
     worker.finish(dataset)
+    has_spoken = session.speaks_for_all
+    session.survivors.end_together()
+    if session.speaks_for_all and not has_spoken:  # who did was lost at the last moment
+        if workload.checkpoint_every:
+            worker.write(folder.path, num_steps, (session.rank,))
+        worker.conclude(dataset)
     dataset.close()
+
+
+def _check_goes_on(experiment: spec.Experiment) -> None:
+    """What needs all workers to the end, beside the architecture."""
+    workload, cluster = experiment.workload, experiment.cluster
+    asked = {"reading = scatter": workload.reading == "scatter", "balance": cluster.balance}
+    for what in (name for name, is_asked in asked.items() if is_asked and cluster.goes_on):
+        problem = f"{what} needs every worker to the end."
+        raise SpecError("--on-loss", problem, f"leave {what.split()[0]} out, or write stop.")
 
 
 def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Session) -> None:
@@ -178,6 +195,17 @@ class _Worker:
         self._recording = recording_for(experiment, session, model, self._loss, self._precision)
         model.train()
 
+    def took(self, step: int, batch: data.Batch, total: int) -> bool:
+        """Take a step; False where a worker was lost in it, and all make it again."""
+        if not isinstance(self._model, PipelineModel):
+            session = self._session
+            session.scale_gradients(len(batch[0]) * len(session.members) / total)
+        try:
+            self.step(step, *batch)
+        except StepAgain:
+            return False
+        return True
+
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
         """One optimizer step on this worker's part of the global batch."""
         workload, session = self._workload, self._session
@@ -226,9 +254,13 @@ class _Worker:
         return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def save(self, run: Path, next_step: int) -> None:
+        """A checkpoint by all workers."""
+        self._architecture.settle()
+        self.write(run, next_step, self._session.members)
+
+    def write(self, run: Path, next_step: int, members: Sequence[int]) -> None:
         """One that cannot be written ends no training but the last one, which nothing follows."""
         session = self._session
-        self._architecture.settle()
         try:
             checkpoint.save(
                 run,
@@ -239,6 +271,8 @@ class _Worker:
                 experiment=self._experiment,
                 store=session.store,
                 rank=session.rank,
+                members=members,
+                is_short=lambda: session.survivors.are_short,
             )
         except RecordError as error:
             if next_step >= self._num_steps:
@@ -249,9 +283,13 @@ class _Worker:
 
     def finish(self, dataset: data.Dataset) -> None:
         """Bring the weights to rest, and measure them where asked."""
-        session, workload = self._session, self._workload
         self._architecture.settle()
-        if session.recorder is None or session.rank != 0:
+        self.conclude(dataset)
+
+    def conclude(self, dataset: data.Dataset) -> None:
+        """What one worker finds out for all."""
+        session, workload = self._session, self._workload
+        if session.recorder is None or not session.speaks_for_all:
             return
         results = session.recorder.member.results
         results["num_samples"] = float(len(dataset))

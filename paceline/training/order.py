@@ -108,14 +108,20 @@ class Order:
             return torch.Generator().manual_seed(self._seed + epoch)
         if sampler.generator is not None:
             generator: torch.Generator = sampler.generator
-            state = agree(self._session, key, generator.get_state().numpy().tobytes().hex())
+            state = self._drawn_by_first(key, generator.get_state().numpy().tobytes().hex())
             generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8))
             return generator
         drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
         if 0 not in self._session.members:
             drawn = self._last_seed + 1  # all that the others have in common
-        self._last_seed = int(agree(self._session, key, str(drawn), kept=True))
+        self._last_seed = int(self._drawn_by_first(key, str(drawn), kept=True))
         return torch.Generator().manual_seed(self._last_seed)
+
+    def _drawn_by_first(self, key: str, own: str, *, kept: bool = False) -> str:
+        """Worker 0 may be lost right now, and all who are left must still draw alike."""
+        if self._session.survivors.go_on:
+            return self._session.from_first(own)
+        return agree(self._session, key, own, kept=kept)
 
     def _from_worker_0(self, key: str) -> Iterator[Group]:
         session, own = self._session, self._joined(self._source)

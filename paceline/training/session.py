@@ -6,10 +6,12 @@ same calls, so there is one path to measure.
 """
 
 import atexit
+import contextlib
 import os
 import sys
 from collections import deque
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import architectures, spec
 from paceline.architectures.base import Architecture, Context
-from paceline.architectures.group import Group
+from paceline.architectures.collective import Collective, connect
+from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import PacelineError, SpecError
@@ -30,13 +33,18 @@ from paceline.launch import Identity, identify, meet, stacks
 from paceline.launch.losses import check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
+from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.script_profile import ScriptProfile
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
+from paceline.training.survivors import Survivors
 from paceline.training.timing import Passes, Timed
+
+NOTE_BYTES = 1 << 14
+"""A note that all hear from the first worker: the state of a random generator fits."""
 
 RECENT_STEPS = 20
 SETTLED_STEPS = 2
@@ -65,7 +73,9 @@ class Session:
         self.step = 0
         self._trained: list[Trained] = []
         self._passes: list[Passes] = []
-        self._workers_group: Group | None = None
+        self._everyone: Collective | None = None
+        self.survivors = Survivors(self)
+        self._trained_samples = 0
         self._sharded = 0
         self._folder = folder
         self._stack = ExitStack()
@@ -154,12 +164,18 @@ class Session:
                         f"{name} ended after {steps} steps, {self.identity.name} after {self.step}",
                         "early",
                     )
-            self.store.set(f"ended/{self.identity.name}", str(self.step))
+            try:
+                self.store.set(f"ended/{self.identity.name}", str(self.step))
+            except dist.DistNetworkError:  # the one who kept it is lost
+                if not self.survivors.go_on:
+                    raise
         while self.architectures:
             architecture = self.architectures.pop()
             if self.recorder is not None:
                 self.recorder.member.counters.update(architecture.counters())
             architecture.close(failed=failed is not None)
+        caught = self.survivors.leave(failed) or caught
+        failed = failed or caught
         self._announce(NO_MORE)
         stack, self._stack = self._stack, ExitStack()
         if self.recorder is not None and self.identity.role == "worker":
@@ -180,6 +196,10 @@ class Session:
 
     def context(self, device: torch.device, number: int) -> Context:
         """What the architecture of the `number`th call of `distribute` may use."""
+        context = self._plain_context(device, number)
+        return replace(context, crew=self.survivors.meet(context))
+
+    def _plain_context(self, device: torch.device, number: int) -> Context:
         store = None if self.store is None else PrefixStore(f"distribute{number}", self.store)
         return Context(
             identity=self.identity,
@@ -194,6 +214,9 @@ class Session:
             members_changed=self._members_changed,
             starts_at=self._starts_at,
             broke=self.remember,
+            place=self.survivors.place,
+            makes_again=lambda: self.survivors.makes_again,
+            regrouped=self.survivors.regrouped,
         )
 
     def distribute(self, model: torch.nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
@@ -311,6 +334,15 @@ class Session:
         return gradient if self._scale == 1.0 else gradient * self._scale
 
     @property
+    def samples(self) -> int:
+        """Trained on so far by this worker, those of the current step too."""
+        return self._trained_samples + self.samples_of_step
+
+    @property
+    def samples_of_step(self) -> int:
+        return self._passes[-1].samples if self._passes else 0
+
+    @property
     def is_training(self) -> bool | None:
         """Whether a distributed model is in training mode; None before there is one."""
         return any(model.training for model in self.models) if self._trained else None
@@ -324,11 +356,28 @@ class Session:
             raise SpecError(
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
-        if self._workers_group is None:
-            self._workers_group = Group(self.context(torch.device("cpu"), -1), "gloo")
-        total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
-        self._workers_group.all_reduce(total).wait()
-        return (total / self.workers).to(value.device, value.dtype)
+        together = self._together()
+        while True:
+            total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
+            together.start(total)
+            with contextlib.suppress(Regrouped):
+                together.finish()
+                return (total / together.summed).to(value.device, value.dtype)
+
+    def from_first(self, text: str) -> str:
+        """The `text` of the first worker that is there, on all that are; not a long one. All call
+        it at the same point, and whoever is lost meanwhile, those who are left hear the same."""
+        note = torch.zeros(NOTE_BYTES, dtype=torch.uint8)
+        content = text.encode()
+        assert len(content) < NOTE_BYTES, "a note is short"
+        note[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self._together().broadcast(note)
+        return note.numpy().tobytes().rstrip(b"\0").decode()
+
+    def _together(self) -> Collective:
+        if self._everyone is None:
+            self._everyone = connect(self.context(torch.device("cpu"), -1), "gloo")
+        return self._everyone
 
     def count_shard(self) -> None:
         """The script divides a loader among the workers."""
@@ -348,6 +397,12 @@ class Session:
             for rank in come:
                 text = f"worker{rank} joined after step {self.step}"
                 self.note(f"{text}; {len(members)} workers share the batch from then on")
+
+    def begin_again(self) -> None:
+        """The step is made again from its batch on; what was spent on it is recovery."""
+        self.clock.begin_again(RECOVERY)
+        for passes in self._passes:
+            passes.samples = 0
 
     def _starts_at(self, step: int) -> None:
         self.start = self.step = step
@@ -379,8 +434,10 @@ class Session:
         self._open_step = (entry, self._loss, self.numbers.take())
         self._loss = None
         self.step += 1
+        self._trained_samples += entry.samples
         for passes in self._passes:
             passes.samples = 0
+        self.survivors.divide_anew()
         if len(self.recent) == SETTLED_STEPS:
             return_freed_memory()
 

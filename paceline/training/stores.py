@@ -22,18 +22,38 @@ from paceline.wire.store import Add, Check, Delete, Get, Request, Set, Wait, as_
 
 DEADLINE_SECONDS = 120.0
 LEAVE_SECONDS = 60.0
+FOLLOW_SECONDS = 20.0
+"""A store that is opened already is reached at once, or its keeper is gone."""
+
 POLL_SECONDS = 0.05
 
 
 class JobStore(Store):
     """The job's store as torch's interface has it; any thread may use it."""
 
-    def __init__(self, client: StoreClient, keeper: StoreKeeper | None) -> None:
+    def __init__(self, client: StoreClient, keeper: StoreKeeper | None, identity: Identity) -> None:
         super().__init__()
         self.keeper = keeper
         """Where this process keeps the store."""
 
-        self._client = client
+        self._client, self._identity = client, identity
+
+    def keep(self) -> str:
+        """Keep a store here, for when the one who keeps it is lost; returns where it is."""
+        identity = self._identity
+        if self.keeper is None:
+            where = identity.address if identity.on_one_host else ""
+            listener = socket.create_server((where, 0), backlog=1024)
+            self.keeper = StoreKeeper(listener, JobKey(identity.key))
+        return f"{identity.address}:{self.keeper.address[1]}"
+
+    def follow(self, address: str) -> None:
+        """Ask the keeper at `address` from now on; what was left at the one before is gone."""
+        host, _, port = address.rpartition(":")
+        identity, before = self._identity, self._client
+        key = JobKey(identity.key)
+        self._client = StoreClient(host, int(port), key, identity.name, FOLLOW_SECONDS)
+        before.close()
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(Set(key, as_bytes(value)))
@@ -91,7 +111,7 @@ def open_store(identity: Identity) -> JobStore | None:
         if keeper is not None:
             keeper.close()
         raise _cannot_meet(identity) from error
-    store = JobStore(client, keeper)
+    store = JobStore(client, keeper, identity)
     _kept.append(store)
     return store
 

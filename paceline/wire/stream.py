@@ -110,6 +110,14 @@ class StreamPost(Post[T]):
         self._poll.close()
         os.close(self._wake_descriptor)
 
+    def abandon(self) -> None:
+        """Called in a process that was forked: the lines are the other one's."""
+        for stream in self._streams.values():
+            os.close(stream.line.detach())
+        self._streams.clear()
+        if self._listener is not None and self._listener.fileno() >= 0:
+            os.close(self._listener.detach())
+
     def _finish(self, stream: Stream[T]) -> None:
         """Send more of what is left at the end, once we have been let in."""
         if not stream.open:

@@ -28,7 +28,7 @@ class MemoryCollective:
     """A `Collective` over a `MemoryGroup`."""
 
     def __init__(self, group: MemoryGroup, rank: int) -> None:
-        self.members = tuple(range(group.workers))
+        self.members, self.summed = tuple(range(group.workers)), group.workers
         self.weight = float(group.workers)
         self._group, self._rank = group, rank
         self._started: list[torch.Tensor] = []

@@ -1,0 +1,156 @@
+"""Workers that go on in place without one that was lost, as one worker's session has them.
+
+Who agrees on what, and how, is `architectures/crew.py`; here is what it means for the batches that
+are divided, for the record and for the end of a job.
+"""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.crew import Crew, Place
+from paceline.architectures.elastic import hand_over
+from paceline.architectures.group import backend_for
+from paceline.errors import DeadlineError, ExchangeError, PacelineError
+from paceline.protocol.regrouping import Regroup
+from paceline.training import stores
+
+if TYPE_CHECKING:
+    from paceline.training.session import Session
+
+
+class Survivors:
+    """There are none to be until an architecture asks; then all workers meet."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._crew: Crew | None = None
+        self._have_met = False
+        self.makes_again = False
+        """The loop computes a step again that a loss has interrupted."""
+        self._divides_from: tuple[int, tuple[int, ...]] | None = None
+        """The step from which on others share the batch, and who."""
+
+    @property
+    def go_on(self) -> bool:
+        """Workers that are left regroup where one is lost."""
+        return self._have_met
+
+    @property
+    def are_short(self) -> bool:
+        """A worker is lost, and the others have not agreed yet how to go on."""
+        return self._crew is not None and self._crew.is_short
+
+    def meet(self, context: Context) -> Crew | None:
+        """The crew; None where nobody goes on, or servers or MPI have their own way to."""
+        session, identity = self._session, self._session.identity
+        options, store = session.options, session.store
+        if self._have_met or not identity.goes_on or session.workers == 1:
+            return self._crew
+        if not isinstance(options, spec.Ring | spec.Average):
+            return None
+        if backend_for(context, options.backend) == "gloo" and isinstance(store, stores.JobStore):
+            self._have_met = True
+            self._crew = Crew(
+                identity,
+                store,
+                deadline_seconds=stores.DEADLINE_SECONDS,
+                keep_store=store.keep,
+                follow_store=store.follow,
+            )
+        return self._crew
+
+    def place(self) -> Place:
+        session = self._session
+        return Place(
+            step=session.step,
+            next_step=session.step + (session.samples_of_step > 0),
+            samples=session.samples,
+            weight=session.gradient_scale,
+        )
+
+    def regrouped(self, regroup: Regroup) -> None:
+        """Called by the training thread when those who are left have agreed."""
+        self._divides_from = (0 if self.makes_again else regroup.since, regroup.members)
+        self.divide_anew()
+        assert self._crew is not None
+        seconds = time.monotonic() - self._crew.noticed_seconds
+        if self._session.rank != regroup.members[0]:
+            return
+        count = len(regroup.members)
+        others = f"the other {count} go" if count > 1 else "the last one goes"
+        what = f"{others} on, agreed after {seconds:.2f} s"
+        if regroup.done:
+            what += "; all steps were done"
+        elif self.makes_again:
+            what += "; that step is made again on the whole batch"
+        else:
+            what += f"; {regroup.unseen} samples were not seen"
+            self._count(regroup.unseen)
+        for rank in regroup.lost:
+            self._tell(rank, regroup.step, what)
+
+    def _tell(self, rank: int, step: int, what: str) -> None:
+        """On the terminal and in the record."""
+        name, recorder = f"worker{rank}", self._session.recorder
+        text = f"{name} was lost in step {step}; {what}"
+        print(text, file=sys.stderr, flush=True)
+        if recorder is not None:
+            recorder.mark_lost(name)
+            recorder.note(text, "lost", step)
+
+    def _count(self, unseen: int) -> None:
+        recorder = self._session.recorder
+        if recorder is not None:
+            before = recorder.member.counters.get("unseen_samples", 0)
+            assert isinstance(before, int)
+            recorder.member.counters["unseen_samples"] = before + unseen
+
+    def divide_anew(self) -> None:
+        """Called behind each step: the batch of the next may be the first that is divided among
+        those who are left."""
+        if self._divides_from is not None and self._session.step >= self._divides_from[0]:
+            self._session.members, self._divides_from = self._divides_from[1], None
+
+    def end_together(self) -> None:
+        """Stay until no worker needs another one any more: what one does alone may follow."""
+        error = self.leave(None)
+        if error is not None:
+            raise error
+
+    def leave(self, failed: BaseException | None) -> PacelineError | None:
+        """The same at the end of a session; what went wrong meanwhile is returned."""
+        crew = self._crew
+        if crew is None:
+            return None
+        if failed is not None:
+            self._crew = None
+            theirs = isinstance(failed, DeadlineError | ExchangeError)
+            crew.close(str(failed) if theirs else "")
+            return None
+        context = self._session.context(torch.device("cpu"), -1)
+
+        def serve(regroup: Regroup) -> None:
+            self.regrouped(regroup)
+            hand_over(context, crew, regroup, ())
+
+        try:
+            lost = crew.finish(self.place(), serve)
+        except PacelineError as error:
+            return error
+        finally:
+            crew.close()
+            self._crew = None
+        self._end(crew.members, lost)
+        return None
+
+    def _end(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
+        session = self._session
+        session.members = tuple(rank for rank in members if rank not in lost)
+        if session.speaks_for_all:
+            for rank in lost:
+                self._tell(rank, session.step, "all steps were done")

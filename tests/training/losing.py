@@ -1,0 +1,229 @@
+"""Jobs of the built-in loop that lose workers on the way: real processes, and nobody ends the rest.
+
+A worker dies by SIGKILL at a point of its own run that a test names, which is always reached; a
+test that waits for a step and kills from outside is beside it.
+"""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import msgspec
+import torch
+
+from paceline import architectures, spec
+from paceline.architectures.crew import MemberLost
+from paceline.architectures.elastic import ElasticCollective
+from paceline.architectures.group import Operation
+from paceline.errors import ExchangeError
+from paceline.launch import to_environment
+from paceline.record import RunFolder, losses, summarise
+from paceline.training import checkpoint, loop, member, session
+from paceline.training.jobs import local_identities
+from paceline.training.loop import _Worker
+from paceline.training.survivors import Survivors
+
+SECONDS = 240.0
+STEPS = 12
+PRELOAD = ["paceline.testing", "torch._dynamo", "paceline.models"]
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at(step, method, *, after=False, owner=_Worker):
+    """Die in the first call of a method of the loop's at this step, or behind it."""
+    original = getattr(owner, method)
+
+    def wrapped(self, *arguments, **named):
+        reached = session.current().step >= step
+        if reached and not after:
+            die()
+        result = original(self, *arguments, **named)
+        if reached:
+            die()
+        return result
+
+    setattr(owner, method, wrapped)
+
+
+def die_inside_exchange(step, started):
+    """Die when so many sums of a step have been started, and none waited for."""
+    original, count = ElasticCollective.start, [0]
+
+    def start(self, flat):
+        original(self, flat)
+        if session.current().step == step and flat.numel() > 1:
+            count[0] += 1
+            if count[0] == started:
+                time.sleep(0.2)  # the others get what of it they can
+                die()
+
+    ElasticCollective.start = start
+
+
+def die_in_function(module, name, step=0):
+    original = getattr(module, name)
+
+    def wrapped(*arguments, **named):
+        if session.current().step >= step:
+            die()
+        return original(*arguments, **named)
+
+    setattr(module, name, wrapped)
+
+
+def stay_behind(step):
+    """Give up on the sums of a step though all of them come: another one is ahead then."""
+    original, given_up = Operation.wait, []
+
+    def wait(self):
+        current = session.current()
+        if current.step == step and not given_up:
+            given_up.append(True)
+            end = time.monotonic() + SECONDS / 2
+            while not current.survivors.are_short:
+                assert time.monotonic() < end, "nobody was lost"
+                time.sleep(0.01)
+            raise MemberLost
+        original(self)
+
+    Operation.wait = wait
+
+
+def give_up():
+    """End as one that has found the others to be wrong."""
+
+    def step(*_):
+        if session.current().step == 5:
+            raise ExchangeError("these weights cannot be")
+        return original(*_)
+
+    original, _Worker.step = _Worker.step, step
+
+
+HAPPENINGS = {
+    "gives up": give_up,
+    "before it meets the others' weights": lambda: die_in_function(architectures, "build"),
+    "in the first forward pass": lambda: at(0, "_pass"),
+    "in the middle": lambda: at(5, "_pass"),
+    "between backward and step": lambda: at(5, "_pass", after=True),
+    "a step later": lambda: at(6, "_pass"),
+    "inside an exchange": lambda: die_inside_exchange(5, 1),
+    "inside an exchange, late": lambda: die_inside_exchange(5, 2),
+    "in the last step": lambda: at(STEPS - 1, "_pass"),
+    "behind the last step": lambda: at(STEPS, "finish"),
+    "in a checkpoint": lambda: die_in_function(checkpoint, "save", 6),
+    "in the evaluation": lambda: die_in_function(loop, "accuracy"),
+    "stays behind in step 5": lambda: stay_behind(5),
+    "stays behind in step 11": lambda: stay_behind(11),
+}
+
+
+def be_member(environment, what, output):
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    keep_weights(output.with_suffix(".pt"))
+    if what is not None:
+        HAPPENINGS[what]()
+    status = 1
+    try:
+        status = member.main()
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def keep_weights(path):
+    """What the worker ends with, for the test to compare."""
+    original = Survivors.end_together
+
+    def end_together(self):
+        original(self)
+        torch.save(self._session.models[0].state_dict(), path)
+
+    Survivors.end_together = end_together
+
+
+class Losing:
+    """`deaths`: worker -> how it dies; `also`: worker -> what happens to it beside that."""
+
+    def __init__(self, tmp_path, architecture, *, workers=3, deaths=None, also=None, **workload):
+        asked = {"model": "mnist-dnn", "data": "synthetic", "steps": STEPS, "seed": 3}
+        asked |= {"global_batch": 24, "optimizer": spec.Optimizer(name="sgd", momentum=0.9)}
+        options = spec.parse_architecture(architecture)
+        experiment = spec.Experiment(
+            architecture=options,
+            workload=spec.Workload(**{**asked, **workload}),
+            cluster=spec.Cluster(workers=workers, on_loss="continue"),
+        )
+        self.folder = RunFolder.create(tmp_path / "run", experiment)
+        self._tmp_path = tmp_path
+        self._happens = {**(deaths or {}), **(also or {})}
+        with socket.create_server(("127.0.0.1", 0)) as free:  # worker 0 listens there by itself
+            identities = local_identities(experiment, self.folder, free)
+        told = [msgspec.structs.replace(one, coordinator_descriptor=-1) for one in identities]
+        self._told = {
+            one.name: {**to_environment(one), **architectures.to_environment(options)}
+            for one in told
+        }
+        self.members = {}
+
+    def __enter__(self):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        for name, environment in self._told.items():
+            arguments = (environment, self._happens.get(name), self._output(name))
+            self.members[name] = context.Process(target=be_member, args=arguments)
+            self.members[name].start()
+        return self
+
+    def __exit__(self, *_):
+        for process in self.members.values():
+            process.kill()
+            process.join()
+
+    def _output(self, name):
+        return self._tmp_path / f"{name}.txt"
+
+    def said(self, name):
+        return self._output(name).read_text() if self._output(name).exists() else ""
+
+    def wait(self):
+        until = time.monotonic() + SECONDS
+        for process in self.members.values():
+            process.join(max(0.1, until - time.monotonic()))
+
+    def end(self, *lost):
+        """Wait for all; those that are to die must have, the others must have ended well."""
+        self.wait()
+        for name, process in self.members.items():
+            expected = -signal.SIGKILL if name in lost else 0
+            words = {one: self.said(one) for one in self.members}
+            assert process.exitcode == expected, f"{name}: {process.exitcode} {words}"
+
+    def weights(self, name):
+        return torch.load(self._output(name).with_suffix(".pt"), weights_only=True)
+
+    def losses(self):
+        summarise(self.folder, "finished")
+        workers = [m for m in self.folder.members() if m.role == "worker"]
+        steps = {w.name: self.folder.steps(w.name) for w in workers}
+        lost = {w.name for w in workers if w.status == "lost"}
+        return losses({name: found for name, found in steps.items() if found}, lost)
+
+    def events(self, kind="lost"):
+        return [event for event in self.folder.events() if event.kind == kind]
