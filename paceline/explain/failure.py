@@ -35,4 +35,4 @@ def lost(facts: Facts) -> str:
     if facts.summary.status != "finished":
         return ""
     texts = [event.text for event in facts.events if event.kind == "lost"]
-    return texts[0] if texts else ""
+    return "; ".join(texts)
