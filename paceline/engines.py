@@ -69,7 +69,7 @@ def here(
     progress: Progress,
 ) -> RunFolder:
     """Real processes on this machine."""
-    from paceline.training.jobs import local_commands
+    from paceline.training.jobs import local_commands, newcomer_commands
 
     if experiment.cluster.launcher == "ray":
         return _on_ray(experiment, path, output, progress)
@@ -89,7 +89,15 @@ def here(
                 if container:  # worker 0 cannot inherit the socket there: it opens the port itself
                     coordinator.close()
                 try:
-                    watch(started, folder, faults, output=output, progress=progress)
+                    watch(
+                        started,
+                        folder,
+                        faults,
+                        output=output,
+                        progress=progress,
+                        goes_on=experiment.cluster.goes_on,
+                        newcomers=() if container else newcomer_commands(experiment, folder),
+                    )
                 finally:
                     joining.withdraw(folder.path)
 

@@ -61,6 +61,10 @@ class Context:
     among them, and ranks lost. From then on they share the whole batch.
     """
 
+    left_out: Callable[[int, int, int], None] = lambda worker, step, steps: None
+    """Called before `members_changed` with a lost worker, the first step that it does not count in,
+    and in how many steps from that one on samples were divided with it all the same."""
+
     starts_at: Callable[[int], None] = lambda step: None
     """Called where this worker has joined a job that ran: the first step it takes part in."""
 

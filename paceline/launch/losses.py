@@ -1,9 +1,85 @@
-"""What is asked for when a worker is lost, and whether it can be had."""
+"""What is asked for when a worker is lost, whether it can be had, and when a launcher lets it be.
+
+What the members do about it is the architecture's affair: a launcher only does not end them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from paceline import spec
-from paceline.errors import SpecError
+from paceline.errors import MemberError, SpecError
+from paceline.launch.process import MemberCommand
+from paceline.launch.words import ECHO_SECONDS, Ending
+from paceline.record import Event, RunFolder
 
 WHERE = "--on-loss"
+
+BEGUN = "begun"
+"""The kind of event that says that all members have met: before it nobody can go on."""
+
+
+class Losses:
+    """Which failures of one life end the job."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        say: Callable[[str], None],
+        newcomers: Iterable[MemberCommand] = (),
+    ) -> None:
+        """`newcomers`: workers that may be started in the place of lost ones."""
+        self._folder, self._say = folder, say
+        self._founders = folder.experiment().cluster.workers
+        self._newcomers = iter(newcomers)
+        self.to_start: list[MemberCommand] = []
+        """In the place of lost ones, for the launcher to take."""
+        self._lives = self._begun()
+        self._let_be: dict[str, float] = {}
+        """Lost workers without whom the others go on, and when each ended."""
+
+    def _begun(self) -> int:
+        return sum(event.kind == BEGUN for event in self._folder.events())
+
+    def fatal(self, failed: Sequence[Ending], others: Collection[str]) -> list[Ending]:
+        """Those among the failed that end the job, with what may have been their cause.
+
+        `others`: members that run, or have ended well."""
+        workers = [name for name in others if name.startswith("worker")]
+        news = [one for one in failed if one.name not in self._let_be]
+        if not news:
+            return []
+        if workers and all(map(self._can_be_done_without, news)) and self._begun() > self._lives:
+            for one in sorted(news, key=lambda one: one.name):
+                self._let_be[one.name] = one.time
+                how = MemberError(one.name, one.status, one.lines).brief
+                newcomer = next(self._newcomers, None)
+                instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
+                self._say(f"{how}; {len(workers)} workers go on without it{instead}")
+                self.to_start += [] if newcomer is None else [newcomer]
+            return []
+        first = min(one.time for one in news)
+        return [one for one in failed if self._let_be.get(one.name, first) >= first - ECHO_SECONDS]
+
+    def _can_be_done_without(self, one: Ending) -> bool:
+        """A worker, whatever it died of but what it was asked for: that all would die of. Worker 0
+        keeps the job's store."""
+        if not one.name.startswith("worker") or one.name == "worker0":
+            return False
+        joined = int(one.name.removeprefix("worker")) >= self._founders
+        return joined or one.status != SpecError.exit_status
+
+    def record(self, dilation: float) -> None:
+        """The others have ended well: have in the record whom they had no more steps to miss in."""
+        told = {event.member for event in self._folder.events() if event.kind == "lost"}
+        for name, moment in self._let_be.items():
+            if name in told:
+                continue
+            text = f"{name} was lost when nobody needed it any more"
+            event = Event(time_seconds=moment / dilation, member=name, kind="lost", text=text)
+            self._folder.add_event(event)
+            for member in self._folder.members():
+                if member.name == name:
+                    member.status = "lost"
+                    self._folder.write_member(member)
 
 
 def check_on_loss(experiment: spec.Experiment) -> None:
@@ -15,6 +91,13 @@ def check_on_loss(experiment: spec.Experiment) -> None:
         problem = "there is one worker, and nobody to go on without it."
         raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
     check_survives(kind)
+    for name, needs_all in {
+        "reading": experiment.workload.reading != "each",
+        "balance": cluster.balance,
+    }.items():
+        if needs_all:
+            problem = f"{name} does not go with it: it takes every worker that began."
+            raise SpecError(WHERE, problem, "leave it out, or write stop.")
     if cluster.launcher == "ray":
         problem = "members that Ray starts end together."
         raise SpecError(WHERE, problem, "leave --launcher out, or write stop.")

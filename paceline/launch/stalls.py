@@ -111,15 +111,16 @@ class Stalls:
         disk = [name for name, state in states.items() if state == psutil.STATUS_DISK_SLEEP]
         if disk:
             return f"{_listed(disk)} waiting for a disk"
+        there = {name: worker for name, worker in self._workers.items() if name in busy}
+        least = min(worker.steps for worker in there.values())
+        behind = [name for name, worker in there.items() if worker.steps == least]
+        if len(behind) < len(there):
+            waiting = sorted(set(still) - set(behind))
+            return f"{_listed(behind)} behind, at step {least}, and idle{_waiting(waiting)}"
         gone = sorted(self._workers.keys() - busy)
         if gone:
             steps = ", ".join(f"{name} after {self._workers[name].steps} steps" for name in gone)
             return f"{steps} {'has' if len(gone) == 1 else 'have'} ended{_waiting(sorted(still))}"
-        least = min(worker.steps for worker in self._workers.values())
-        behind = [name for name, worker in self._workers.items() if worker.steps == least]
-        if len(behind) < len(self._workers):
-            waiting = sorted(set(still) - set(behind))
-            return f"{_listed(behind)} behind, at step {least}, and idle{_waiting(waiting)}"
         return f"every member is idle at step {least}: nothing arrives on the network"
 
     def _state(self, name: str) -> str:

@@ -1,9 +1,10 @@
 """One life of a recorded run: members are started and watched until all have ended."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from paceline.launch.faults import Faults
 from paceline.launch.local import supervise
+from paceline.launch.losses import Losses
 from paceline.launch.process import MemberCommand, Output
 from paceline.launch.stalls import Stalls
 from paceline.record import RunFolder
@@ -19,8 +20,11 @@ def watch(
     progress: Progress,
     also: Sequence[Callable[[], None]] = (),
     dilation: float = 1.0,
+    goes_on: bool = False,
+    newcomers: Iterable[MemberCommand] = (),
 ) -> None:
-    """Run all members to their end; `also` is called several times a second beside our own."""
+    """Run all members to their end; `also` is called several times a second beside our own.
+    `goes_on`: a lost worker ends nobody else, and one of the `newcomers` is started instead."""
 
     def say(text: str) -> None:
         output("paceline", "stderr", f"{text}\n".encode())
@@ -38,4 +42,8 @@ def watch(
         faults.started(name, pid)
         stalls.started(name, pid)
 
-    supervise(commands, output=output, tick=tick, started=started, logs=folder.path / "logs")
+    losses = Losses(folder, say, newcomers) if goes_on else None
+    logs = folder.path / "logs"
+    supervise(commands, output=output, tick=tick, started=started, logs=logs, losses=losses)
+    if losses is not None:
+        losses.record(dilation)

@@ -106,11 +106,15 @@ class AllReduce(Action, frozen=True):
 
 
 class Crew(Action, frozen=True):
-    """Who is in the job, this worker too, from the step `since` on; 0: from now on."""
+    """Who comes to the job or is lost, from the step `since` on; 0: from now on. To one who joins
+    all come, itself too."""
 
-    workers: tuple[int, ...]
     since: int
+    come: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    cut: int | None = None
+    """The first step that the lost do not count in, where that is the same in all chunks: those who
+    take part in it and in others until `since` have divided the samples with them."""
 
 
 class Note(Action, frozen=True):
@@ -134,6 +138,9 @@ class Ready(Event, frozen=True, gc=False):
 
     mean: bool = False
     """The script needs the averaged gradient: the workers update in this step."""
+
+    weight: float = 1.0
+    """What it counts, an equal part of the step's samples being 1."""
 
 
 class Departed(Event, frozen=True, gc=False):

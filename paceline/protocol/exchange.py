@@ -38,13 +38,18 @@ from paceline.protocol.actions import (
     Usable,
     Used,
 )
+from paceline.protocol.losses import WorkerLosses
 from paceline.protocol.messages import (
     Admitted,
     Answer,
     Chosen,
     Commit,
     Configure,
+    Cut,
     Declare,
+    Doubt,
+    Doubted,
+    Gathered,
     Gone,
     Join,
     Leave,
@@ -55,6 +60,7 @@ from paceline.protocol.messages import (
     Pull,
     Push,
     Reorder,
+    Sealed,
     Settled,
     Stop,
     Welcomed,
@@ -92,10 +98,14 @@ class ExchangeMachine:
         self._queue: list[tuple[int, int, Push]] = []
         """With what decides which goes next: its stretch and place in backward, or, once all are
         made, its place in the next forward pass and its number."""
-        self._crew = set(range(plan.workers))
+        self._crew = dict.fromkeys(range(plan.workers), 0)
+        """Those who are in the job, or will be from a step on."""
+        self._known = set(self._crew)
+        """Those who ever were: news of them may come twice."""
+        self._losses = WorkerLosses(plan, worker)
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
-        self._exits = False
+        self._exits = self.has_left = False
 
     @property
     def outstanding(self) -> frozenset[int]:
@@ -146,28 +156,59 @@ class ExchangeMachine:
                 return self._admitted(event)
             case Welcomed(seat, generation) if generation == self.generation:
                 self._welcomes.discard(seat)
-                return [] if self._welcomes else self._settled()
+                return [] if self._welcomes else [*self._settled(), *self._leave()]
             case Welcomed():
                 return []
             case Exit():
                 self._exits = True
-                return [] if self._welcomes else self._leave()
+                return self._leave()
             case Lost() if event.member in self._members and not self._exits:
                 served = "and with it the weights that it served"
                 raise ExchangeError(f"{event.member} was lost in step {self.step}, {served}.")
             case Lost():
                 return []
-            case Newcomer(worker, step) if worker not in self._crew:
-                self._crew.add(worker)
-                return [Crew(tuple(sorted(self._crew)), step)]
+            case Newcomer(worker, step) if worker not in self._known:
+                self._known.add(worker)
+                self._crew[worker] = step
+                return [Crew(step, come=(worker,))]
             case Gone(worker) if worker in self._crew:
-                self._crew.discard(worker)
-                return [Crew(tuple(sorted(self._crew)), 0, (worker,))]
+                del self._crew[worker]
+                return [Crew(0, lost=(worker,))]
             case Newcomer() | Gone():
                 return []  # came before
+            case Gathered():
+                if not self._losses.gather(event):
+                    return []
+                sealed = Sealed(self.worker, event.step, self.generation)
+                return [*self._to_seats(sealed), *self._leave()]
+            case Doubted():
+                return self._doubted(event)
+            case Cut():
+                return self._cut(event)
             case Stop(reason):
                 raise ExchangeError(reason)
         raise ExchangeError(f"a worker cannot handle {event!r}.")
+
+    def _doubted(self, event: Doubted) -> list[Action]:
+        news = self._losses.doubt(event)
+        told = self._to_seats(Doubt(self.worker, news), but=event.seat) if news else []
+        return [*told, *self._vow(), *self._leave()]
+
+    def _vow(self) -> list[Action]:
+        vow = self._losses.vow(self.generation)
+        return [] if vow is None else [self._to_seat(self._plan.arbiter, vow)]
+
+    def _cut(self, cut: Cut) -> list[Action]:
+        news = sorted(self._losses.cut(cut))
+        if not news:
+            return []  # came before
+        shared_until = cut.step + self._plan.rules.cut_steps
+        known = {worker: self._crew.pop(worker) for worker in news if worker in self._crew}
+        crews = [
+            Crew(max(start, shared_until), lost=(worker,), cut=cut.step)
+            for worker, start in known.items()
+        ]
+        return [*crews, *self._to_seats(cut), *self._vow(), *self._leave()]
 
     def _to_seats(self, message: Message, but: int | None = None) -> list[Action]:
         seats = [seat for seat in range(len(self._members)) if seat != but]
@@ -198,6 +239,7 @@ class ExchangeMachine:
             mean=event.mean,
             settings=self._settings,
             generation=self.generation,
+            weight=event.weight,
         )
         if push.hold:
             self._held_step = push.step
@@ -243,7 +285,11 @@ class ExchangeMachine:
         del self._outstanding[answer.chunk]
         self._versions[answer.chunk] = answer.version
         self.late_chunks += answer.late
-        return [Usable(answer.chunk, answer.version, answer.absent)]
+        usable = Usable(answer.chunk, answer.version, answer.absent)
+        if not self._plan.rules.whole:
+            return [usable]
+        self._losses.seal(answer.version)  # what is updated was sealed
+        return [usable, *self._leave()]
 
     def _stepped(self, event: Stepped) -> list[Action]:
         """A held step may be updated now."""
@@ -283,23 +329,31 @@ class ExchangeMachine:
             return []  # came before
         self.generation, self.step = admitted.generation, admitted.step
         self._welcomes = set(range(len(self._members))) - {self._plan.arbiter}
-        self._crew = set(admitted.crew)
+        self._crew = dict.fromkeys(admitted.crew, admitted.step)
+        self._known = set(admitted.crew)
         version = 0 if self._plan.rules.mode == "async" else admitted.step
         told = self._to_seats(admitted, but=self._plan.arbiter)
         return [
-            Crew(admitted.crew, admitted.step),
+            Crew(admitted.step, come=admitted.crew),
             *(told or self._settled()),
             *self._pull(version),
         ]
 
     def _settled(self) -> list[Action]:
         """Every seat has welcomed this worker."""
-        settled = Settled(self.worker, self.generation)
-        left = self._leave() if self._exits else []
-        return [self._to_seat(self._plan.arbiter, settled), *left]
+        return [self._to_seat(self._plan.arbiter, Settled(self.worker, self.generation))]
 
     def _leave(self) -> list[Action]:
-        return self._to_seats(Leave(self.worker, self.step, self.generation))
+        """Once that is wanted, every seat knows this worker, and its last step is not left open for
+        want of workers who carry news between seats."""
+        is_sealed = self._losses.alone or self._losses.sealed >= self.step
+        if not self._exits or self.has_left or self._welcomes:
+            return []
+        if self._plan.rules.whole and not is_sealed:
+            return []
+        self.has_left = True
+        leave = Leave(self.worker, self.step, self.generation, self._losses.sealed)
+        return self._to_seats(leave)
 
     def _moved(self, owners: Sequence[int]) -> list[Action]:
         """Send again what former owners were not known to have."""

@@ -15,7 +15,9 @@ class Stay:
     """The first step that waits for it."""
 
     until: int | None = None
-    """The first that does not any more, once it has finished."""
+    """The first that does not any more, once it has finished or was cut out."""
+
+    lost: bool = False
 
 
 class Roster:
@@ -26,6 +28,7 @@ class Roster:
         self.generation = 0
         self._stays = {worker: Stay(0, step) for worker in range(workers)}
         self._lost: set[int] = set()
+        self._doubted: set[int] = set()
         self._settle()
 
     @property
@@ -36,7 +39,7 @@ class Roster:
     def admits(self, worker: int, generation: int) -> bool:
         """A message of this worker, admitted in this generation, counts."""
         stay = self._stays.get(worker)
-        return stay is not None and stay.generation == generation
+        return stay is not None and stay.generation == generation and worker not in self._lost
 
     def knows(self, worker: int) -> bool:
         """It was admitted, and perhaps lost since."""
@@ -45,7 +48,7 @@ class Roster:
     def has_ended(self, worker: int) -> bool:
         """It has finished: its connection may close."""
         stay = self._stays.get(worker)
-        return stay is not None and stay.until is not None
+        return stay is not None and stay.until is not None and not stay.lost
 
     def expected(self, step: int) -> frozenset[int]:
         """Whose gradients make this step."""
@@ -59,7 +62,7 @@ class Roster:
 
     def ended(self, step: int) -> dict[int, int]:
         """Those that finished before this step, and how many they took part in."""
-        until = {worker: stay.until for worker, stay in self._stays.items()}
+        until = {worker: stay.until for worker, stay in self._stays.items() if not stay.lost}
         return {w: steps for w, steps in until.items() if steps is not None and steps <= step}
 
     def join(self, worker: int, generation: int, step: int) -> None:
@@ -77,10 +80,33 @@ class Roster:
         if self._stays.pop(worker, None) is not None:
             self._settle()
 
+    def is_lost(self, worker: int) -> bool:
+        """Doubted too."""
+        return worker in self._lost
+
+    def doubt(self, worker: int) -> None:
+        """It is lost, and until it is cut out its gradients stay expected."""
+        self._lost.add(worker)
+        if worker in self._stays:
+            self._doubted.add(worker)
+            self._settle()
+
+    def cut(self, worker: int, step: int) -> None:
+        """Of one in doubt: no step from this one on waits for it."""
+        self._lost.add(worker)
+        self._doubted.discard(worker)
+        if worker in self._stays:
+            self._stays[worker].until, self._stays[worker].lost = step, True
+            self._settle()
+
     def _settle(self) -> None:
         stays = self._stays.values()
-        self._present = frozenset(w for w, stay in self._stays.items() if stay.until is None)
-        self._settled_from = max((max(s.since, s.until or 0) for s in stays), default=0)
+        self._present = frozenset(
+            w for w, s in self._stays.items() if s.until is None and w not in self._doubted
+        )
+        until = [max(s.since, s.until or 0) for s in stays]
+        self._settled_from = math.inf if self._doubted else max(until, default=0)
         """From this step on all are waited for who are present."""
-        self.first_end = min((s.until for s in stays if s.until is not None), default=math.inf)
+        ends = [s.until for s in stays if s.until is not None and not s.lost]
+        self.first_end = min(ends, default=math.inf)
         """The first step that somebody who finished takes no part in."""

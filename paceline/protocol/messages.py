@@ -46,6 +46,8 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Which of this worker's `Configure` messages its update uses; 0 is what the plan says."""
 
     generation: int = 0
+    weight: float = 1.0
+    """What it counts, an equal part of the step's samples being 1; it is multiplied in already."""
 
 
 class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -170,6 +172,59 @@ class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
     worker: int
 
 
+class Gathered(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A seat tells the workers that it has all gradients of a step; `losses.py` says why."""
+
+    seat: int
+    step: int
+    crew: tuple[int, ...]
+    """Whose."""
+
+
+class Sealed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Every seat has all gradients of this step: it may close. A worker tells all seats."""
+
+    worker: int
+    step: int
+    generation: int = 0
+
+
+class Doubted(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A seat tells the workers whom it has lost; it takes nothing from them any more."""
+
+    seat: int
+    workers: tuple[int, ...]
+    sealed: int
+    """How many steps this seat knows to be sealed."""
+
+
+class Doubt(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker passes on to a seat whom another has lost; told the decision, if there is one."""
+
+    worker: int
+    workers: tuple[int, ...]
+
+
+class Vow(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """All seats have lost these workers, and this one will seal no step that they are in: told to
+    the arbiter."""
+
+    worker: int
+    lost: tuple[int, ...]
+    sealed: int
+    """How many steps it knows to be sealed."""
+
+    generation: int = 0
+
+
+class Cut(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The arbiter's decision: the first step in which the lost workers do not count. It tells the
+    workers, before any answer to that step, and they tell all seats."""
+
+    lost: tuple[int, ...]
+    step: int
+
+
 class Newcomer(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The arbiter tells the workers whom it has admitted, and from which step on.
 
@@ -194,6 +249,8 @@ class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
     """How many it took part in."""
 
     generation: int = 0
+    sealed: int = 0
+    """How many it knows to be sealed."""
 
 
 class Inquire(Message, frozen=True, array_like=True, tag=True, gc=False):

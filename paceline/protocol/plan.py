@@ -97,8 +97,18 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     leader: int | None = 0
     """The worker that speaks for all: without it nobody could end in order."""
 
+    whole: bool = False
+    """No step closes before all its gradients are at all seats, and those of a lost worker count in
+    all chunks or in none: the others can go on."""
+
     copies: bool = False
     """A worker may write its next gradient before this one is summed: shared ones are copied."""
+
+    @property
+    def cut_steps(self) -> int:
+        """After so many the batch is divided among those who are left: a worker that is told of a
+        cut before it is answered has divided the batches of so many steps."""
+        return self.staleness + 2
 
     def cannot_go_on(self, lost: int, left: int) -> str:
         """Why the job stops when a worker is lost and so many are left; empty when it goes on."""
@@ -143,8 +153,10 @@ def make_plan(
     options: spec.Server,
     shape: Shape,
     groups: Sequence[Settings] = (),
+    *,
+    goes_on: bool = False,
 ) -> Plan:
-    """The plan of one exchange; SpecError for what cannot work."""
+    """The plan of one exchange; SpecError for what cannot work. `goes_on`: without lost workers."""
     check(options, shape)
     table = seats(placement_of(options, shape), shape.workers, shape.servers)
     preferred, least = suitable_bytes(options, shape)
@@ -155,21 +167,23 @@ def make_plan(
         owners=owners,
         seats=table,
         workers=shape.workers,
-        rules=rules_of(options, shape),
+        rules=rules_of(options, shape, goes_on=goes_on),
         groups=list(groups),
     )
 
 
-def rules_of(options: spec.Server, shape: Shape) -> Rules:
+def rules_of(options: spec.Server, shape: Shape, *, goes_on: bool = False) -> Rules:
     shared = shares_memory(options, shape)
     staleness = options.staleness if options.mode == "bounded" else 0
     quorum = quorum_of(options, shape.workers) if options.mode == "quorum" else 0
+    waits = options.waits_for_all
     return Rules(
         mode=options.mode,
         staleness=staleness,
         staleness_aware=options.staleness_aware,
         quorum=quorum,
-        least_workers=None if options.waits_for_all else max(1, quorum),
+        least_workers=None if waits and not goes_on else max(1, quorum),
+        whole=waits and goes_on,
         window=None if shared else options.window,
         exclusive=options.exclusive,
         shared=shared,

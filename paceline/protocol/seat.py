@@ -14,12 +14,10 @@ In `quorum` the arbiter chooses the first k workers to have made a whole step.
 
 A closed step is *work*, which waits its turn here: `take` gives the most urgent (the chunk that
 forward passes use first), `done` says who may be answered now. A chunk's version counts the updates
-that are done.
+that are done. Where others go on without a lost worker, chunks are not independent: `losses.py`.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
@@ -27,170 +25,44 @@ from paceline.protocol.actions import (
     Adopt,
     Drop,
     Event,
-    Keep,
-    Kind,
     Lost,
-    Note,
-    Part,
     Send,
-    Work,
 )
-from paceline.protocol.admission import Admission
-from paceline.protocol.membership import Roster
+from paceline.protocol.closing import Chunks, Slot
 from paceline.protocol.messages import (
     Admitted,
-    Answer,
     Assign,
     Chosen,
     Commit,
     Configure,
+    Cut,
     Declare,
+    Doubt,
     Gone,
     Inquire,
     Join,
     Leave,
-    Measured,
     Message,
     Missing,
     Newcomer,
     Pull,
     Push,
     Reorder,
-    Settings,
+    Sealed,
     Settled,
+    Vow,
     Welcomed,
 )
-from paceline.protocol.plan import Plan
 
 
-class _Step:
-    """The gradients of one chunk and step that have come so far."""
-
-    def __init__(self) -> None:
-        self.pushes: dict[int, Push] = {}
-        self.measured = False
-
-    def parts(self) -> tuple[Part, ...]:
-        weight = 1 / max(1, len(self.pushes))
-        pushes = [self.pushes[worker] for worker in sorted(self.pushes)]
-        return tuple((push.worker, push.step, weight) for push in pushes if not push.empty)
-
-    def absent(self) -> tuple[int, ...]:
-        """Parameters that no worker had a gradient for; all of a chunk's when all are empty."""
-        pushes = self.pushes.values()
-        some = [push for push in pushes if not push.empty] or list(pushes)
-        return tuple(sorted(set.intersection(*(set(push.absent) for push in some)))) if some else ()
-
-    @property
-    def mean(self) -> bool:
-        """What the workers want of this step; they must all want the same."""
-        wanted = {push.mean for push in self.pushes.values()}
-        if len(wanted) > 1:
-            averaging = [f"worker {w}" for w, push in sorted(self.pushes.items()) if push.mean]
-            raise ExchangeError(
-                f"{', '.join(averaging)} changed weights or gradients outside the optimizer, and "
-                "the others did not: every worker must do the same to its model."
-            )
-        return wanted == {True}
-
-
-class _Slot:
-    """One chunk: its updates, its open steps, who waits for an answer."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        """Updates done."""
-        self.closed = version
-        """Updates decided: those still waiting their turn too."""
-        self.steps: dict[int, _Step] = {}
-        self.seen: dict[int, int] = {}
-        """Worker -> the step of its last push: what is not above it came before."""
-        self.waiting: dict[int, tuple[int, Answer]] = {}
-        """Worker -> the version that may answer it, and the answer but for its version."""
-        self.absent: tuple[int, ...] = ()
-        """Of the newest mean: parameters that nobody had a gradient for."""
-
-
-class SeatMachine:
-    """One seat's view of the chunks it holds."""
-
-    def __init__(self, plan: Plan, seat: int, *, version: int = 0, assigned: bool = True) -> None:
-        """`version`: updates the chunks have seen already. `assigned`: their weights are there;
-        else pulls wait until worker 0 has sent them."""
-        self.seat, self.rules = seat, plan.rules
-        self.roster = Roster(plan.workers, version)
-        self.staleness: dict[int, Counter[int]] = {}
-        """Worker -> updates its weights lacked when its gradient came -> how often."""
-        self.late: Counter[int] = Counter()
-        """Worker -> gradients that came after their step had closed."""
-        self._plan = plan
-        self._slots = {chunk: _Slot(version) for chunk in plan.chunks_of(seat)}
-        self._urgency: Sequence[int] = [chunk.first_use for chunk in plan.layout.chunks]
-        self._queue: list[tuple[int, int, Work]] = []
-        self._count = 0
-        self._settings: dict[int, dict[int, list[Settings]]] = {}
-        """Worker -> number -> settings of each group."""
-        self._unsettled: list[Push] = []
-        """Pushes whose settings have not come."""
-        self._commits: dict[int, dict[int, Commit]] = {}
-        self._declared: dict[int, set[int]] = {}
-        self._chosen: dict[int, frozenset[int]] = {}
-        self._last_choice: Chosen | None = None
-        """As arbiter. Those it told may be lost before other seats know; a newcomer tells it then.
-        No earlier one can be unknown: a choice is made when all seats have closed those before."""
-        self._unassigned = set() if assigned else set(self._slots)
-        self._pulls: list[Pull] = []
-        self._admission = Admission(plan.rules)
-        self._noted: set[int] = set()
-        """Workers whose early end was noted."""
-
-    @property
-    def over(self) -> bool:
-        """Every worker has left, and what they had sent is done."""
-        return not self.roster.present and not self._queue
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._queue)
-
-    def version(self, chunk: int) -> int:
-        return self._slots[chunk].version
-
-    def missing(self, chunk: int) -> list[int]:
-        """Workers that the open step of a chunk really waits for."""
-        slot = self._slot(chunk)
-        step = slot.steps.get(slot.closed)
-        pushed = set(step.pushes) if step else set()
-        if slot.closed >= self._admission.limit:
-            return self._admission.pending
-        needed = self._needed(slot.closed)
-        if needed is None:  # a quorum that is not chosen: who could still make it
-            declared = self._declared.get(slot.closed, set())
-            return sorted(self.roster.present - declared - pushed)
-        if needed - pushed or step is None:
-            return sorted(needed - pushed)
-        commits = self._commits.get(slot.closed, {})
-        return sorted(w for w in needed if step.pushes[w].hold and w not in commits)
-
-    def take(self) -> Work | None:
-        """The most urgent work; the caller does it and then calls `done`."""
-        return heapq.heappop(self._queue)[2] if self._queue else None
-
-    def done(self, work: Work, squared_norms: Iterable[float] = ()) -> list[Action]:
-        """Work is done (`measure`: with the squared norm of each parameter's part)."""
-        if work.kind == "measure":
-            measured = Measured(work.chunk, work.step, list(squared_norms))
-            return [Send(f"worker{w}", measured) for w in sorted(self.roster.present)]
-        slot = self._slots[work.chunk]
-        slot.version += 1
-        slot.absent = work.absent if work.kind == "mean" else ()
-        return [*self._answer(slot), *self._answer_pulls()]
+class SeatMachine(Chunks):
+    """One seat: the chunks it holds, and who makes their steps."""
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
             case Push():
                 return self._push(event)
-            case Commit() | Declare() | Leave() | Configure() | Settled():
+            case Commit() | Declare() | Leave() | Configure() | Settled() | Sealed() | Vow():
                 if not self.roster.admits(event.worker, event.generation):
                     return []
                 return self._told(event)
@@ -209,11 +81,17 @@ class SeatMachine:
                 return self._join(event)
             case Lost():
                 return self._lose(event.member)
+            case Doubt():
+                cuts = self._losses.decided(event.workers)
+                told = [Send(f"worker{event.worker}", cut) for cut in cuts]
+                return [*told, *self._doubt(event.workers)]
+            case Cut():
+                return self._cut(event)
             case Inquire():
                 missing = Missing(event.chunk, self.missing(event.chunk))
                 return [Send(f"worker{event.worker}", missing)]
             case Adopt():
-                self._slots[event.chunk] = _Slot(event.version)
+                self._slots[event.chunk] = Slot(event.version)
                 return []
         raise ExchangeError(f"a server cannot handle {event!r}.")
 
@@ -237,218 +115,14 @@ class SeatMachine:
             case Settled():
                 self._admission.settle(event.worker, event.generation)
                 return self._close_all()
+            case Sealed():
+                return self._seal(event.step + 1)
+            case Vow():
+                self._losses.vow(event)
+                return self._decide_cut()
             case Leave():
                 return self._leave(event)
         return []
-
-    # Gradients.
-
-    def _slot(self, chunk: int) -> _Slot:
-        try:
-            return self._slots[chunk]
-        except KeyError:
-            raise ExchangeError(f"chunk {chunk} is not held by this server.") from None
-
-    def _push(self, push: Push) -> list[Action]:
-        slot = self._slot(push.chunk)
-        if not self.roster.admits(push.worker, push.generation):
-            self.late[push.worker] += 1  # sent before it was lost, and overtaken by that news
-            return []
-        if push.step <= slot.seen.get(push.worker, -1):
-            return []  # came before
-        slot.seen[push.worker] = push.step
-        if not self._knows_settings(push):
-            self._unsettled.append(push)
-            return [Keep(push)]
-        return [Keep(push), *self._count_push(push)]
-
-    def _count_push(self, push: Push) -> list[Action]:
-        slot = self._slots[push.chunk]
-        index = slot.closed if self.rules.mode == "async" else push.step
-        self._count_staleness(slot, push)
-        notes = self._check_ended(push.step)
-        answer = Answer(push.worker, push.chunk, 0, step=push.step)
-        chosen = self._chosen.get(index)
-        if index < slot.closed or (chosen is not None and push.worker not in chosen):
-            # Where all are waited for, a closed step holds its gradient already: the chunk came
-            # here from another seat, and the answer was lost on the way.
-            late = self.rules.mode == "quorum" or push.worker not in self.roster.expected(index)
-            self._wait(slot, index, answer, late)
-            dropped = Drop(push.chunk, push.worker, push.step)
-            return [*notes, dropped, *self._answer(slot)]
-        self._wait(slot, index, answer, late=False)
-        slot.steps.setdefault(index, _Step()).pushes[push.worker] = push
-        return [*notes, *self._close(push.chunk, slot)]
-
-    def _wait(self, slot: _Slot, index: int, answer: Answer, late: bool) -> None:
-        if late:
-            self.late[answer.worker] += 1
-            answer = Answer(answer.worker, answer.chunk, 0, late=True, step=answer.step)
-        slot.waiting[answer.worker] = index + 1 - self.rules.staleness, answer
-
-    def _count_staleness(self, slot: _Slot, push: Push) -> None:
-        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.closed
-        counts = self.staleness.setdefault(push.worker, Counter())
-        counts[newest - push.version] += 1
-
-    def _close_all(self) -> list[Action]:
-        return [a for chunk, slot in self._slots.items() for a in self._close(chunk, slot)]
-
-    def _close(self, chunk: int, slot: _Slot) -> list[Action]:
-        """Close every step that is complete, in order, then answer who may be answered."""
-        while (step := self._complete(slot)) is not None:
-            index = slot.closed
-            commits = self._needed_commits(index, step)
-            if commits is None:
-                if not step.measured:
-                    step.measured = True
-                    self._enqueue(Work("measure", chunk, index, step.parts()))
-                break
-            self._enqueue(self._decide(chunk, index, step, commits))
-            slot.steps.pop(index, None)
-            slot.closed += 1
-            if self._chosen:
-                self._chosen.pop(self._oldest() - 1, None)
-        return self._answer(slot)
-
-    def _answer(self, slot: _Slot) -> list[Action]:
-        due = [worker for worker, (needed, _) in slot.waiting.items() if needed <= slot.version]
-        actions: list[Action] = []
-        for worker in due:
-            _, held = slot.waiting.pop(worker)
-            answer = Answer(worker, held.chunk, slot.version, held.late, slot.absent, held.step)
-            actions.append(Send(f"worker{worker}", answer, held.chunk))
-        return actions
-
-    def _needed(self, index: int) -> frozenset[int] | None:
-        """Whose gradients the step waits for; None while a quorum is not chosen."""
-        if self.rules.mode == "async":
-            return frozenset()
-        if self.rules.mode == "sync" or self.rules.mode == "bounded":
-            return self.roster.expected(index)
-        chosen = self._chosen.get(index)
-        return None if chosen is None else chosen & self.roster.expected(index)
-
-    def _complete(self, slot: _Slot) -> _Step | None:
-        """The open step of a chunk, if all that it waits for is there."""
-        index, step = slot.closed, slot.steps.get(slot.closed)
-        if index >= self._admission.limit:
-            return None
-        needed = self._needed(index)
-        if step is None:
-            # All who would have made it were lost: an empty step, so that others can go on.
-            named = self.rules.mode != "async" and bool(self.roster.present)
-            return _Step() if named and needed == frozenset() else None
-        return step if needed is not None and needed <= step.pushes.keys() else None
-
-    def _needed_commits(self, index: int, step: _Step) -> dict[int, Commit] | None:
-        """The commits a step needs to be updated; None while one is missing."""
-        holders = [worker for worker, push in step.pushes.items() if push.hold]
-        if not holders:
-            return {}
-        known, expected = self._commits.get(index, {}), self.roster.expected(index)
-        commits = {worker: known.get(worker) for worker in holders if worker in expected}
-        found = {worker: commit for worker, commit in commits.items() if commit is not None}
-        if len(found) < len(commits) or not all(map(self._knows_settings, found.values())):
-            return None
-        return found
-
-    def _decide(self, chunk: int, index: int, step: _Step, commits: dict[int, Commit]) -> Work:
-        scales = {commit.scale for commit in commits.values()} or {1.0}
-        if len(scales) > 1:
-            raise ExchangeError(f"workers scale the gradient of step {index} differently: {scales}")
-        parts = step.parts()
-        first = step.pushes[parts[0][0]] if parts else None
-        settings = None
-        if first is not None:
-            held = commits.get(first.worker)
-            number = first.settings if held is None else held.settings
-            settings = self._settings[first.worker][number] if number else None
-            if self.rules.mode in ("sync", "bounded"):
-                self._check_alike(index, step, commits, settings)
-        only_mean = step.mean or not self.rules.updates
-        kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
-        rate = self._rate_factor(index, step)
-        return Work(kind, chunk, index, parts, settings, scales.pop(), rate, step.absent())
-
-    def _check_alike(
-        self,
-        index: int,
-        step: _Step,
-        commits: dict[int, Commit],
-        settings: list[Settings] | None,
-    ) -> None:
-        """All gradients of a step are updated with one rate, which all workers must have set; those
-        who joined later follow the others."""
-        wanted = settings or self._plan.groups
-        for worker, push in step.pushes.items():
-            held = commits.get(worker)
-            number = push.settings if held is None else held.settings
-            other = self._settings[worker][number] if number else self._plan.groups
-            if push.generation == 0 and other is not wanted and other != wanted:
-                raise ExchangeError(
-                    f"worker{worker} has set its optimizer otherwise than the others in step "
-                    f"{index}: every worker must set the same. Decide by a number that is the same "
-                    "on all, such as paceline.mean(loss)."
-                )
-
-    def _rate_factor(self, index: int, step: _Step) -> float:
-        """One over 1 + the updates that the weights of this step's gradients lacked, on average."""
-        behind = [max(0, index - p.version) for p in step.pushes.values() if not p.empty]
-        if not self.rules.staleness_aware or not behind:
-            return 1.0
-        return len(behind) / (len(behind) + sum(behind))
-
-    # The queue.
-
-    def _enqueue(self, work: Work) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self._urgency[work.chunk], self._count, work))
-
-    def _reorder(self, first_use: Sequence[int]) -> None:
-        self._urgency = first_use
-        self._queue = [(first_use[work.chunk], count, work) for _, count, work in self._queue]
-        heapq.heapify(self._queue)
-
-    # Settings, pulls.
-
-    def _knows_settings(self, message: Push | Commit) -> bool:
-        number = message.settings
-        return number == 0 or number in self._settings.get(message.worker, {})
-
-    def _configure(self, message: Configure) -> None:
-        """Learn settings, and forget those that nothing open goes by.
-
-        What is under way names the settings before these at the earliest: a worker changes them
-        once a step, and begins a step when all that it pushed has come.
-        """
-        known = self._settings.setdefault(message.worker, {})
-        known[message.number] = message.groups
-        pushes = [
-            step.pushes[message.worker]
-            for slot in self._slots.values()
-            for step in slot.steps.values()
-            if message.worker in step.pushes
-        ]
-        oldest = min([message.number - 1, *(push.settings for push in pushes)])
-        for number in [number for number in known if number < oldest]:
-            del known[number]
-
-    def _answer_pulls(self) -> list[Action]:
-        if not self._pulls:
-            return []
-        actions: list[Action] = []
-        waiting = []
-        for pull in self._pulls:
-            version = self._slot(pull.chunk).version
-            known = self.roster.admits(pull.worker, pull.generation)
-            if pull.chunk in self._unassigned or version < pull.version or not known:
-                waiting.append(pull)
-            else:
-                answer = Answer(pull.worker, pull.chunk, version)
-                actions.append(Send(f"worker{pull.worker}", answer, pull.chunk))
-        self._pulls = waiting
-        return actions
 
     # Quorums.
 
@@ -480,16 +154,19 @@ class SeatMachine:
                     self._wait(slot, choice.step, slot.waiting[worker][1], late=True)
         return [*actions, *self._close_all()]
 
-    def _oldest(self) -> int:
-        return min((slot.closed for slot in self._slots.values()), default=0)
-
     # Coming and going.
 
     def _join(self, event: Join | Admitted) -> list[Action]:
         """Take a worker in: as arbiter decide from which step on, else do as it decided."""
         newest = max((slot.closed for slot in self._slots.values()), default=0)
         told_others: list[Action] = []
+        if isinstance(event, Join) and self.roster.is_lost(event.worker):
+            return []  # overtaken by the news of its loss
+        if isinstance(event, Join) and self._losses.doubted:
+            self._joins.append(event)
+            return []
         if isinstance(event, Join):
+            newest = max(newest, self._losses.sealed)
             others = self.roster.present - {event.worker}
             furthest = self._furthest() + 1 if self.rules.mode == "async" else newest
             admitted = self._admission.admit(event.worker, self.roster.generation, furthest, others)
@@ -506,57 +183,100 @@ class SeatMachine:
             if not self.roster.knows(worker) and not overtaken:
                 self.roster.join(worker, generation, step)
         told = [answer] if self._last_choice is None else [answer, self._last_choice]
+        if self._losses.doubted and self._losses.serves:
+            told.append(self._losses.doubt())
         sends = [Send(f"worker{event.worker}", message) for message in told]
         return [*told_others, *sends, *self._close_all(), *self._answer_pulls()]
 
-    def _furthest(self) -> int:
-        """The furthest step of which a gradient has come."""
-        return max((max(s.seen.values(), default=-1) for s in self._slots.values()), default=-1)
-
     def _leave(self, event: Leave) -> list[Action]:
         self.roster.leave(event.worker, event.steps)
+        self._losses.seal(event.sealed)
         notes = self._check_ended(self._furthest())
-        return [*notes, *self._choose(), *self._close_all(), *self._answer_pulls()]
-
-    def _check_ended(self, step: int) -> list[Action]:
-        """Some worker takes this step: where steps are exclusive all end together, or the script is
-        not what it was; elsewhere it is noted."""
-        if step < self.roster.first_end:
-            return []
-        ended = {w: s for w, s in self.roster.ended(step).items() if w not in self._noted}
-        told = ", ".join(
-            f"worker{worker} ended after {steps} steps" for worker, steps in ended.items()
-        )
-        if self.rules.exclusive:
-            raise ExchangeError(
-                f"{told}, and others are at step {step + 1}: every worker must take the same "
-                "number of steps. Take batches from paceline.shard(loader), and skip or stop on "
-                "all workers alike."
-            )
-        self._noted.update(ended)
-        return [Note(f"{told}, and others go on.")] if ended else []
+        if self.rules.whole:
+            self._recount()
+        told = [*notes, *self._choose(), *self._close_all(), *self._answer_pulls()]
+        return [*told, *self._decide_cut()]
 
     def _lose(self, member: str) -> list[Action]:
         """What it sent counts where it came; from here on nobody waits for it."""
         worker = int(member.removeprefix("worker")) if member.startswith("worker") else -1
         if self.roster.has_ended(worker):
             return []
+        if self.rules.whole:
+            return self._doubt((worker,))
         told = self._go_on_without(worker) if worker in self.roster.present else []
         self.roster.lose(worker)
         self._admission.lose(worker)
-        self._pulls = [pull for pull in self._pulls if pull.worker != worker]
         for who in self._declared.values():
             who.discard(worker)
+        forgotten = self._forget(worker)
+        return [*told, *forgotten, *self._choose(), *self._close_all(), *self._answer_pulls()]
+
+    def _forget(self, worker: int) -> list[Action]:
+        """It is answered no more, and what it has sent too little of is dropped."""
+        self._pulls = [pull for pull in self._pulls if pull.worker != worker]
         for slot in self._slots.values():
             slot.waiting.pop(worker, None)
-        dropped = [Drop(p.chunk, worker, p.step) for p in self._unsettled if p.worker == worker]
+        mine = [push for push in self._unsettled if push.worker == worker]
         self._unsettled = [push for push in self._unsettled if push.worker != worker]
-        return [*told, *dropped, *self._choose(), *self._close_all(), *self._answer_pulls()]
+        return [Drop(push.chunk, worker, push.step) for push in mine]
+
+    def _doubt(self, workers: Iterable[int]) -> list[Action]:
+        """Take nothing from the lost any more, and have the others find out from which step on they
+        are missing everywhere."""
+        dropped: list[Action] = []
+        news = [w for w in workers if not self.roster.is_lost(w) and not self.roster.has_ended(w)]
+        for worker in news:
+            if worker in self.roster.present:
+                self._check_goes_on(worker)
+            self.roster.doubt(worker)
+            self._losses.doubted.add(worker)
+            self._admission.lose(worker)
+            self._joins = [join for join in self._joins if join.worker != worker]
+            dropped += self._forget(worker)
+        if not news or not self._losses.serves:
+            return dropped
+        told: list[Action] = []
+        if not self._losses.alone:
+            present = sorted(self.roster.present)
+            told = [Send(f"worker{one}", self._losses.doubt()) for one in present]
+        return [*dropped, *told, *self._decide_cut()]
+
+    def _decide_cut(self) -> list[Action]:
+        """As arbiter: once nobody can seal a step with the lost any more."""
+        if self.seat != self._plan.arbiter:
+            return []
+        cut = self._losses.decide(self.roster.present)
+        if cut is None:
+            return []
+        told = [Send(f"worker{one}", cut) for one in sorted(self.roster.present)]
+        return [*told, *self._cut(cut)]
+
+    def _cut(self, cut: Cut) -> list[Action]:
+        """The lost count in every step before this one, and in none from it on."""
+        actions = self._doubt(cut.lost)  # the news may be the first that is heard here of a loss
+        if not self._losses.doubted.intersection(cut.lost):
+            return []  # came before
+        for worker in cut.lost:
+            self.roster.cut(worker, cut.step)
+        self._losses.cut(cut)
+        for chunk, slot in self._slots.items():
+            for index, step in slot.steps.items():
+                for worker in set(cut.lost) & step.pushes.keys() if index >= cut.step else ():
+                    del step.pushes[worker]
+                    actions.append(Drop(chunk, worker, index))
+        self._recount()
+        actions += [*self._close_all(), *self._answer_pulls()]
+        joins, self._joins = self._joins, []
+        return [*actions, *(action for join in joins for action in self._join(join))]
 
     def _go_on_without(self, worker: int) -> list[Action]:
+        self._check_goes_on(worker)
         left = self.roster.present - {worker}
-        reason = self.rules.cannot_go_on(worker, len(left))
+        return [Send(f"worker{one}", Gone(worker)) for one in sorted(left)]
+
+    def _check_goes_on(self, worker: int) -> None:
+        reason = self.rules.cannot_go_on(worker, len(self.roster.present - {worker}))
         if reason:
             last = min((slot.seen.get(worker, -1) for slot in self._slots.values()), default=-1)
             raise ExchangeError(f"worker{worker} was lost in step {last + 1}, and {reason}.")
-        return [Send(f"worker{one}", Gone(worker)) for one in sorted(left)]

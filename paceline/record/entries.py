@@ -80,6 +80,8 @@ class Event(Entry, kw_only=True):
     kind: str
     text: str
     step: int | None = None
+    samples: int | None = None
+    """Of a lost worker: how many samples nobody has trained on because of it."""
 
 
 class Member(Entry, kw_only=True):
@@ -166,6 +168,9 @@ class Summary(Entry, kw_only=True, omit_defaults=False):
 
     wall_seconds: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """Where the time from start to end went, on worker 0; the parts sum to the whole."""
+
+    samples_not_seen: int | msgspec.UnsetType = msgspec.UNSET
+    """Divided with a worker that was lost before its part of the step counted."""
 
     step_seconds: StepSeconds | msgspec.UnsetType = msgspec.UNSET
     breakdown_seconds: dict[str, float] | msgspec.UnsetType = msgspec.UNSET

@@ -47,7 +47,8 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
 
     def _warn(self) -> None:
         members = self._folder.members()
-        names = [member.name for member in members if member.role == "worker"]
+        there = [member for member in members if member.status != "lost"]
+        names = [member.name for member in there if member.role == "worker"]
         found = {name: self._folder.steps(name) for name in names}
         # Not how many each took: one may have joined later.
         steps = {name: own[-1].step + 1 if own else 0 for name, own in found.items()}

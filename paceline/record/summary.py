@@ -33,9 +33,13 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
     workers = [member for member in summary.members if member.role == "worker"]
     steps = {worker.name: folder.steps(worker.name) for worker in workers}
     steps = {name: found for name, found in steps.items() if found}
-    notes = [event.text for event in folder.events() if event.kind in NOTED]
+    events = folder.events()
+    notes = [event.text for event in events if event.kind in NOTED]
     if notes:
         summary.notes = list(dict.fromkeys(notes))
+    unseen = [event.samples for event in events if event.samples is not None]
+    if unseen:
+        summary.samples_not_seen = sum(unseen)
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
         lost = {worker.name for worker in workers if worker.status == "lost"}

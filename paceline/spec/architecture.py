@@ -163,6 +163,10 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         return self.placement == "dedicated"
 
     @property
+    def survives(self) -> bool:
+        return self.placement == "dedicated"
+
+    @property
     def exclusive(self) -> bool:
         return self.mode == "sync" or (self.mode == "bounded" and self.staleness == 0)
 

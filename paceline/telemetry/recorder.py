@@ -109,14 +109,28 @@ class Recorder:
         event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
         self._folder.add_event(event)
 
-    def lost(self, name: str, step: int, survivors: str) -> None:
-        """Another member is gone for good, and this one speaks for those who go on."""
+    def lost(self, name: str, step: int, survivors: str, samples: int | None = None) -> None:
+        """Another member is gone for good, and this one speaks for those who go on; `samples`:
+        those of its parts that nobody has trained on."""
         for member in self._folder.members():
             if member.name == name:
                 member.status = "lost"
                 self._folder.write_member(member)
-        what = f"its part of that step is left out, and {survivors} share the batch from then on"
-        self.note(f"{name} was lost in step {step}; {what}", "lost", step)
+        what = "its part of that step is left out"
+        if samples is not None:
+            what = f"{samples} of its samples were not seen"
+        now = time.monotonic() / self._dilation
+        self._folder.add_event(
+            Event(
+                time_seconds=now,
+                member=name,
+                kind="lost",
+                text=f"{name} was lost in step {step}; {what}, and {survivors} share the batch "
+                "from then on",
+                step=step,
+                samples=samples,
+            )
+        )
 
     def _run(self) -> None:
         try:

@@ -8,7 +8,10 @@ import secrets
 import site
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import msgspec
 
 from paceline import architectures, spec
 from paceline.launch import Identity, MemberCommand, joining, share_cores, to_environment
@@ -118,6 +121,20 @@ def local_commands(
         )
         for identity in identities
     ]
+
+
+def newcomer_commands(experiment: spec.Experiment, folder: RunFolder) -> Iterator[MemberCommand]:
+    """Workers for a job that runs, as many as may be started in the place of lost ones."""
+    cluster = experiment.cluster
+    if not experiment.architecture.takes_newcomers:
+        return
+    for number in range(cluster.restarts):
+        told = joining.to_environment(joining.read_invitation(str(folder.path), {}))
+        one = Identity(index=0, workers=cluster.workers, run=str(folder.path.absolute()))
+        plain = command(one, experiment, threads=cluster.threads or 1)
+        environment = {n: v for n, v in plain.environment.items() if n != "PACELINE_MEMBER"}
+        name = f"worker{cluster.workers + number}"
+        yield msgspec.structs.replace(plain, name=name, environment={**environment, **told})
 
 
 def ray_commands(

@@ -31,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher has given members a key."""
 
     run: str
+    goes_on: bool = False
 
 
 def announce(store: Store, identity: Identity, options: spec.Architecture) -> None:
@@ -43,6 +44,7 @@ def announce(store: Store, identity: Identity, options: spec.Architecture) -> No
         owns_interfaces=identity.owns_interfaces,
         has_key=bool(identity.key),
         run=identity.run,
+        goes_on=identity.goes_on,
     )
     store.set(KEY, msgspec.json.encode(job).decode())
 
@@ -68,6 +70,7 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
         local_index=index,
         local_members=index + 1 + job.servers if is_here else 1,
         owns_interfaces=job.owns_interfaces,
+        goes_on=job.goes_on,
         run=job.run if job.run and (Path(job.run) / "members").is_dir() else "",
     )
     return known, job.architecture, store

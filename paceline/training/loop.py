@@ -59,13 +59,14 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
         dataset, model = data.open("synthetic", input_shape=(1,)), emulated
         optimizer = optimizers.build(workload.optimizer, model.parameters())
-    if not isinstance(model, PipelineModel):
+    if not (isinstance(model, PipelineModel) or session.has_joined):
         resumed = _found(workload, folder.path)
     start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
     session.survivors.makes_again = isinstance(session.options, spec.Ring)
     session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)
+    start = session.start if session.has_joined else start
     session.step = start
     if resumed is not None:
         _go_on(resumed, experiment, session, folder.path)
@@ -73,7 +74,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
-    if start >= num_steps and not checkpoints.exist(folder.path):
+    if start >= num_steps and not (session.has_joined or checkpoints.exist(folder.path)):
         problem = f"{workload.resume} has {start} steps behind it, and {num_steps} were asked for."
         raise SpecError("resume", problem, "ask for more steps or epochs.")
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)

@@ -28,9 +28,10 @@ from paceline.architectures.collective import Collective, connect
 from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
+from paceline.data.sampling import split
 from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity, identify, meet, stacks
-from paceline.launch.losses import check_survives
+from paceline.launch.losses import BEGUN, check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.record.lives import RECOVERY
@@ -86,6 +87,9 @@ class Session:
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
         once one has joined."""
+        self._left_out: dict[int, tuple[int, int]] = {}
+        """Lost workers, the first step that each does not count in, and in how many steps samples
+        were divided with it all the same."""
         self.start = 0
         """The first step that this worker takes part in."""
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
@@ -212,6 +216,7 @@ class Session:
             mean=self.mean,
             ended=self._ended,
             members_changed=self._members_changed,
+            left_out=self._leave_out,
             starts_at=self._starts_at,
             broke=self.remember,
             place=self.survivors.place,
@@ -255,6 +260,8 @@ class Session:
             handle = register_optimizer_step_pre_hook(self._meet)
             self._stack.callback(handle.remove)
         return_freed_memory()
+        if self.recorder is not None and self.identity.goes_on and number == self.rank == 0:
+            self.recorder.note("all members have met", BEGUN)
         return (model, *optimizers)
 
     def remember(self, error: PacelineError) -> None:
@@ -389,11 +396,33 @@ class Session:
         # From a GPU it travels behind the script's back; by the time the step is over it is here.
         self._loss = loss.to("cpu", non_blocking=True)
 
+    def _leave_out(self, rank: int, step: int, steps: int) -> None:
+        self._left_out[rank] = step, steps
+
+    def _unseen(self, rank: int) -> int | None:
+        """How many samples of a worker that was lost nobody has trained on: those that were divided
+        with it in the steps that it does not count in. None where that is not known."""
+        last = self.recent[-1] if self.recent else None
+        if last is None or rank not in self._left_out or not (last.samples and self._scale):
+            return None
+        crew = sorted({*self.members, rank})
+        total = round(last.samples * len(crew) / self._scale)
+        shares = self._shares(crew)
+        part = split(total, shares)[crew.index(rank)]
+        return int(part.stop - part.start) * self._left_out[rank][1]
+
+    def _shares(self, crew: list[int]) -> list[float]:
+        given = self._folder.experiment().cluster.shares if self._folder is not None else ()
+        return [given[rank] if rank < len(given) else 1.0 for rank in crew]
+
     def _members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
+        unseen = {rank: self._unseen(rank) for rank in lost}
         come, self.members = set(members) - set(self.members), members
         if self.recorder is not None and self.speaks_for_all:
             for rank in lost:
-                self.recorder.lost(f"worker{rank}", self.step, f"the other {len(members)}")
+                since, _ = self._left_out.get(rank, (self.step, 0))
+                others = f"the other {len(members)}"
+                self.recorder.lost(f"worker{rank}", since, others, unseen[rank])
             for rank in come:
                 text = f"worker{rank} joined after step {self.step}"
                 self.note(f"{text}; {len(members)} workers share the batch from then on")

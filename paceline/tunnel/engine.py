@@ -68,6 +68,7 @@ def tunnel(
                     progress=progress,
                     also=links,
                     dilation=experiment.cluster.dilation,
+                    goes_on=experiment.cluster.goes_on,
                 )
 
         cluster = experiment.cluster

@@ -46,9 +46,9 @@ def be_member(environment, arguments, output):
 class Job:
     """They take `steps`, and are given `more` arguments."""
 
-    def __init__(self, tmp_path, architecture, workers, servers, steps=80, more=()):
+    def __init__(self, tmp_path, architecture, workers, servers, steps=80, more=(), on_loss="stop"):
         options = spec.parse_architecture(architecture)
-        cluster = spec.Cluster(workers=workers, servers=servers)
+        cluster = spec.Cluster(workers=workers, servers=servers, on_loss=on_loss)
         experiment = spec.Experiment(architecture=options, cluster=cluster)
         self.folder = RunFolder.create(tmp_path / "run", experiment)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -61,6 +61,7 @@ class Job:
             "PACELINE_ARCHITECTURE": architecture,
             "PACELINE_RUN": str(self.folder.path),
             "PACELINE_KEY": KEY,
+            "PACELINE_ON_LOSS": on_loss,
         }
         self._coordinator, self._tmp_path = f"127.0.0.1:{port}", tmp_path
         self._arguments = (str(steps), "0.02", *more)

@@ -1,10 +1,15 @@
-"""`--on-loss continue`: what it is refused for, before anything is written."""
+"""`--on-loss continue`: what it is refused for, and which deaths a launcher lets be."""
 
 import pytest
 
-from paceline import spec
-from paceline.errors import SpecError
-from paceline.launch.losses import check_on_loss
+from paceline import engines, spec
+from paceline.bench import drill
+from paceline.errors import MemberError, SpecError
+from paceline.explain import conclude
+from paceline.explain.failure import failure
+from paceline.launch.losses import BEGUN, Losses, check_on_loss
+from paceline.launch.words import Ending
+from paceline.record import Event, RunFolder
 
 
 def asked(architecture, workers=2, **cluster):
@@ -18,6 +23,7 @@ def asked(architecture, workers=2, **cluster):
     ("experiment", "complaint"),
     [
         (asked("pipeline"), "pipeline cannot go on without one of them"),
+        (asked("server:placement=colocated"), "colocated cannot go on without one of them"),
         (asked("single", workers=1), "one worker, and nobody to go on"),
     ],
 )
@@ -35,3 +41,129 @@ def test_it_is_stop_unless_asked_otherwise():
 def test_a_word_that_means_nothing_is_refused():
     with pytest.raises(SpecError, match="on_loss: Invalid enum value 'carry-on'"):
         spec.from_tables({"cluster": {"on_loss": "carry-on"}}, "e.toml")
+
+
+def a_death(name, status=-9, time=10.0):
+    return Ending(name=name, status=status, time=time, lines=[], complaint=[])
+
+
+@pytest.fixture
+def begun(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", asked("server", servers=1))
+
+    def begin():
+        folder.add_event(Event(time_seconds=1.0, member="worker0", kind=BEGUN, text="met"))
+
+    return folder, begin
+
+
+def test_a_launcher_lets_a_lost_worker_be_once_all_have_met(begun):
+    folder, begin = begun
+    said = []
+    losses = Losses(folder, said.append)
+    others = ["worker0", "worker2", "server0"]
+    assert losses.fatal([a_death("worker1")], others), "nobody can go on before they have met"
+    begin()
+    assert losses.fatal([a_death("worker1")], others) == []
+    assert losses.fatal([a_death("worker1")], others) == []
+    assert said == ["worker1 was ended by signal 9 (SIGKILL); 2 workers go on without it"]
+    losses.record(1.0)
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.member == "worker1", "nobody else has told it"
+
+
+@pytest.mark.parametrize(
+    ("death", "others"),
+    [
+        (a_death("server0"), ["worker0", "worker1"]),
+        (a_death("worker0"), ["worker1", "server0"]),
+        (a_death("worker1", status=2), ["worker0", "server0"]),
+        (a_death("worker1"), ["server0"]),
+    ],
+    ids=["a server", "worker 0", "refused", "the last"],
+)
+def test_what_nobody_can_do_without_ends_the_job(begun, death, others):
+    folder, begin = begun
+    losses = Losses(folder, print)
+    begin()
+    assert losses.fatal([death], others) == [death]
+
+
+def test_a_loss_that_was_survived_is_not_blamed_later(begun):
+    folder, begin = begun
+    losses = Losses(folder, print)
+    begin()
+    survived, later = a_death("worker1", time=10.0), a_death("server0", time=100.0)
+    losses.fatal([survived], ["worker0", "server0"])
+    assert losses.fatal([survived, later], ["worker0"]) == [later]
+    at_once = a_death("server0", status=1, time=10.5)
+    assert losses.fatal([survived, at_once], ["worker0"]) == [survived, at_once]
+
+
+def disturbed(kill, *, workers=3, restarts=0, steps=300, architecture="server"):
+    """A job of real processes in which somebody is killed."""
+    experiment = spec.Experiment(
+        architecture=spec.parse_architecture(architecture),
+        cluster=spec.Cluster(workers=workers, servers=2, on_loss="continue", restarts=restarts),
+        workload=spec.Workload(model="adult-dnn", data="synthetic", global_batch=26, steps=steps),
+    )
+    return drill.with_faults(experiment, [spec.parse_fault("kill", one) for one in kill])
+
+
+def test_a_killed_worker_ends_nobody_and_the_record_tells_what_it_cost(tmp_path):
+    said = []
+
+    def output(member, stream, content):
+        said.append((member, content.decode()))
+
+    folder = engines.run(disturbed(["worker1@30"]), tmp_path / "run", output=output)
+    assert folder.summary().status == "finished"
+    assert folder.restarts() == [], "nobody was started again"
+    states = {member.name: member.status for member in folder.members()}
+    assert states == {
+        **dict.fromkeys(("worker0", "worker2", "server0", "server1"), "finished"),
+        "worker1": "lost",
+    }
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.member == "worker1"
+    assert event.step >= 30
+    parts = {name: {s.step: s.samples for s in folder.steps(name)} for name in states}
+    divided = [step for step in range(event.step, 300) if parts["worker0"][step] == 9]
+    assert divided == [event.step, event.step + 1], "the others share all from one step on"
+    seen = sum(parts[name][step] for step in divided for name in ("worker0", "worker2"))
+    assert event.samples == 2 * 26 - seen == folder.summary().samples_not_seen
+    told = [text for member, text in said if member == "paceline"]
+    assert told == ["worker1 was ended by signal 9 (SIGKILL); 2 workers go on without it\n"]
+    assert failure(folder) == ""
+    assert "orker1 was lost in step" in conclude(folder).verdict
+
+
+@pytest.mark.slow
+def test_several_are_lost_at_once_and_one_after_the_other(tmp_path):
+    kills = ["worker1@30", "worker2@30", "worker4@120"]
+    folder = engines.run(disturbed(kills, workers=5), tmp_path / "run")
+    assert folder.summary().status == "finished"
+    lost = {event.member for event in folder.events() if event.kind == "lost"}
+    assert lost == {"worker1", "worker2", "worker4"}
+    assert folder.steps("worker0")[-1].samples == 13
+
+
+@pytest.mark.slow
+def test_with_restarts_a_new_worker_takes_the_place_of_the_lost(tmp_path):
+    folder = engines.run(disturbed(["worker1@30"], restarts=1, steps=3000), tmp_path / "run")
+    assert folder.summary().status == "finished"
+    assert folder.restarts() == [], "nobody was started again"
+    states = {member.name: member.status for member in folder.members()}
+    assert states["worker3"] == "finished"
+    steps = folder.steps("worker3")
+    assert steps[-1].step == 2999
+    assert folder.steps("worker0")[-1].samples == 9, "a third of the batch again"
+
+
+@pytest.mark.slow
+def test_who_cannot_be_done_without_is_named_and_restarts_help(tmp_path):
+    with pytest.raises(MemberError, match="worker0 was ended by signal 9"):
+        engines.run(disturbed(["worker0@30"]), tmp_path / "stops")
+    folder = engines.run(disturbed(["worker0@30"], restarts=1), tmp_path / "again")
+    assert folder.summary().status == "finished"
+    assert len(folder.restarts()) == 1

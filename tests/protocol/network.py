@@ -4,6 +4,7 @@ The members and machines are the real ones; only the choice of what happens next
 must hold at every moment is checked where it happens, what must hold at the end in `check_ended`.
 """
 
+import math
 from collections import Counter
 
 import msgspec
@@ -27,20 +28,25 @@ from paceline.protocol.actions import (
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
-from paceline.protocol.messages import Admitted, Answer, Newcomer, Push
+from paceline.protocol.messages import Admitted, Answer, Cut, Newcomer, Push
 from paceline.protocol.plan import Shape, make_plan
 from paceline.protocol.seat import SeatMachine
 
 MOST_EVENTS = 5_000
 
 
-def make(workers, servers, chunks, **options):
-    """A plan in which every parameter is a chunk, and any worker may be lost."""
+SAMPLES = 13
+"""In every batch: no number of workers divides it evenly."""
+
+
+def make(workers, servers, chunks, *, whole=False, **options):
+    """A plan in which every parameter is a chunk, and any worker may be lost; `whole`: from all
+    chunks of a step alike."""
     parameters = [ParameterSize(name=f"p{i}", elements=16) for i in range(chunks)]
     if not servers:
         options["placement"] = "colocated"
     shape = Shape(workers=workers, servers=servers)
-    plan = make_plan(parameters, spec.Server(chunk="64B", **options), shape)
+    plan = make_plan(parameters, spec.Server(chunk="64B", **options), shape, goes_on=whole)
     rules = msgspec.structs.replace(plan.rules, least_workers=0, leader=None)
     return msgspec.structs.replace(plan, rules=rules)
 
@@ -54,7 +60,8 @@ class Trainer:
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
         self.done = False
-        self.news, self.crew = [], set(range(self.machine._plan.workers))
+        self.news = []
+        self.crew = set() if joins else set(range(self.machine._plan.workers))
         """What it was told of others, and with whom it shares the step."""
         self.shared = {}
         """Step -> those with whom it has made it."""
@@ -71,7 +78,9 @@ class Trainer:
     def compute(self, chunk):
         self.unmade.remove(chunk)
         mean, hold = (self.script.get(name, False) for name in ("mean", "touches"))
-        self.member.tell(Ready(chunk, mean=mean, hold=hold))
+        crew = self.latest
+        weight = len(part(crew, self.machine.worker)) * len(crew) / SAMPLES
+        self.member.tell(Ready(chunk, mean=mean, hold=hold, weight=weight))
 
     def settle(self):
         """Do what the script does when it can: step, begin the next, or end."""
@@ -93,20 +102,29 @@ class Trainer:
             return
         if self.machine.generation > 0:
             self.divide()
-        self.shared[self.machine.step] = self.crew
+        self.shared[self.machine.step] = self.latest = frozenset(self.crew)
         if self.script.get("schedule"):
             self.member.tell(Configured([{"lr": float(self.machine.step)}]))
         self.unmade, self.stepped = set(range(self.chunks)), False
 
     def divide(self):
         """The next step's samples are divided among those who are known to be there by now."""
-        while self.news and self.news[0].since <= self.machine.step:
-            self.crew = set(self.news.pop(0).workers)
+        due = [change for change in self.news if change.since <= self.machine.step]
+        self.news = [change for change in self.news if change not in due]
+        for change in due:
+            self.crew = (self.crew | set(change.come)) - set(change.lost)
 
     def is_last(self):
         """Where workers are waited for all end at the same step; else each makes its own number."""
         named = self.machine._plan.rules.mode in ("sync", "bounded")
         return (self.machine.step if named else self.taken) >= self.steps
+
+
+def part(crew, worker):
+    """The samples of a batch that are this worker's."""
+    assert worker in crew, f"worker {worker} takes part and shares nothing"
+    place = sorted(crew).index(worker)
+    return range(place * SAMPLES // len(crew), (place + 1) * SAMPLES // len(crew))
 
 
 class World:
@@ -140,7 +158,7 @@ class Network:
         self.moment = 0.0
         self.flight = []
         """(kind, from, to, what): parcels' messages, departures, work."""
-        self.members, self.trainers = {}, {}
+        self.members, self.trainers, self.gone = {}, {}, {}
         self.kept, self.applied, self.dropped = {}, Counter(), Counter()
         self.works, self.notes, self.pushes = [], [], []
         self.versions = Counter()
@@ -255,11 +273,11 @@ class Network:
 
     def may_happen(self, index):
         """News of a loss comes behind all that the lost one had sent there, and what a seat has
-        sent behind the news of a newcomer stays behind it; else anything may overtake."""
+        sent behind the news of who comes or goes stays behind it; else anything may overtake."""
         kind, source, to, _ = self.flight[index]
         if kind != "lost":
             before = [f[3].message for f in self.flight[:index] if f[:3] == ("message", source, to)]
-            return not any(isinstance(message, Newcomer | Admitted) for message in before)
+            return not any(isinstance(message, Newcomer | Admitted | Cut) for message in before)
         return not any(f[0] in ("message", "again") and f[1:3] == (source, to) for f in self.flight)
 
     def arrive(self, index):
@@ -286,13 +304,21 @@ class Network:
         """It dies: of what it had sent some is lost, and then every seat hears of it."""
         name = f"worker{worker}"
         assert self.plan.seat_of(name) is None
-        del self.members[name], self.trainers[name]
+        del self.members[name]
+        self.gone[name] = self.trainers.pop(name)
         self.killed.add(worker)
         self.flight = [
             f for f in self.flight if f[2] != name and (f[1] != name or self.rng.random() < 0.5)
         ]
         for seat in self.plan.seats:
             self.flight.append(("lost", name, seat.member, None))
+
+    def can_lose(self, worker):
+        """One that serves takes its chunks with it; where steps close as a whole somebody who takes
+        part must be left, or the job is over."""
+        name, whole = f"worker{worker}", self.plan.rules.whole
+        others = [t for n, t in self.trainers.items() if n != name and not (t.done or t.joins)]
+        return self.plan.seat_of(name) is None and bool(others or not whole)
 
     def join(self, worker):
         name = f"worker{worker}"
@@ -304,6 +330,9 @@ class Network:
     def check_ended(self):
         assert not self.flight
         waiting = {name: t.machine.outstanding for name, t in self.trainers.items() if not t.done}
+        if self.plan.rules.whole and all(m.seat.over for m in self.members.values() if m.seat):
+            # The job was over before it could take in some who asked.
+            waiting = {n: out for n, out in waiting.items() if self.trainers[n].machine.generation}
         assert not waiting, "someone waits for ever"
         left = [key for key in self.kept if key[1] not in self.killed]
         assert not left, "a gradient was taken and never summed"
@@ -315,6 +344,31 @@ class Network:
                 self.check_crew(name, trainer)
             late = {worker for worker, _ in self.dropped} - self.killed
             assert not late, "a worker that is waited for was left out"
+        if rules.whole:
+            self.check_whole()
+
+    def check_whole(self):
+        """One membership for all chunks of a step, and the mean over the samples of just those."""
+        trainers = {int(name[6:]): t for name, t in {**self.gone, **self.trainers}.items()}
+        makers, cuts = {}, self.cuts_of()
+        for work in (w for w in self.works if w.kind != "measure"):
+            made = frozenset(worker for worker, _, _ in work.parts)
+            assert makers.setdefault(work.step, made) == made, f"step {work.step}: {made}"
+            crews = {worker: trainers[worker].shared[work.step] for worker in made}
+            seen = [sample for worker in made for sample in part(crews[worker], worker)]
+            assert len(seen) == len(set(seen)), "a sample was trained on twice in a step"
+            lacks = any(cut <= work.step < cut + self.plan.rules.cut_steps for cut in cuts)
+            assert lacks or not made or len(seen) == SAMPLES, f"step {work.step}: not all samples"
+            mean = sum(
+                weight * len(crews[worker]) / SAMPLES * sum(part(crews[worker], worker))
+                for worker, _, weight in work.parts
+            )
+            assert not seen or math.isclose(mean, sum(seen) / len(seen)), "another mean"
+
+    def cuts_of(self):
+        """The first step that each lost worker does not count in, as some seat knows it."""
+        seats = [member.seat for member in self.members.values() if member.seat is not None]
+        return {cut.step for seat in seats for cut in seat._losses._cuts}
 
     def check_crew(self, name, trainer):
         """Whoever takes part in a step has shared its samples with all who do."""

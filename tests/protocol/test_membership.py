@@ -21,12 +21,18 @@ from paceline.protocol.messages import (
     Answer,
     Assign,
     Chosen,
+    Cut,
+    Doubt,
+    Doubted,
+    Gathered,
     Gone,
     Leave,
     Newcomer,
     Pull,
     Push,
+    Sealed,
     Stop,
+    Vow,
 )
 from paceline.protocol.plan import Shape, deal_without, make_plan
 from paceline.protocol.seat import SeatMachine
@@ -58,7 +64,7 @@ def live(rng, network, plot):
         for _ in range(events):
             network.happen()
         able = [t.machine.worker for t in network.trainers.values() if not t.done]
-        able = [worker for worker in able if network.plan.seat_of(f"worker{worker}") is None]
+        able = [worker for worker in able if network.can_lose(worker)]
         if change == "join":
             network.join(newest)
             newest += 1
@@ -84,7 +90,8 @@ def test_whoever_comes_or_goes_the_others_end(
     seed, workers, servers, chunks, steps, mode, plot, script
 ):
     rng = random.Random(seed)
-    plan = make(workers, servers, chunks, **mode)
+    whole = mode["mode"] in ("sync", "bounded") and seed % 2 == 0
+    plan = make(workers, servers, chunks, whole=whole, **mode)
     script["touches"] &= plan.rules.exclusive
     network = Network(rng, plan, steps, slow=a_way(rng, plan), **script)
     live(rng, network, plot).check_ended()
@@ -260,7 +267,7 @@ def test_losses_are_told_once_and_stop_what_cannot_go_on():
     }
     machine = ExchangeMachine(plan, 0)
     heard = [action for send in told for action in machine.handle(send.message)]
-    assert heard == [Crew((0, 2), 0, (1,))]
+    assert heard == [Crew(0, lost=(1,))]
     assert seats[0].handle(Lost("worker1")) == []
 
 
@@ -305,3 +312,49 @@ def test_one_who_has_ended_is_not_lost():
     seat.handle(Leave(1, 0))
     assert seat.handle(Lost("worker1")) == []
     assert seat.roster.ended(0) == {1: 0}
+
+
+def test_a_worker_that_has_vowed_seals_no_step_with_the_lost():
+    machine = ExchangeMachine(make(3, 2, 2, whole=True), 0)
+    assert machine.handle(Gathered(0, 0, (0, 1, 2))) == []
+    told = [send.message for send in machine.handle(Doubted(0, (1,), 0))]
+    assert told == [Doubt(0, (1,))], "the other seat may not have noticed"
+    (vow,) = machine.handle(Doubted(1, (1,), 0))
+    assert (vow.to, vow.message) == ("server0", Vow(0, (1,), 0))
+    assert machine.handle(Gathered(1, 0, (0, 1, 2))) == [], "it was on its way for long"
+    crew, *told = machine.handle(Cut((1,), 0))
+    assert crew == Crew(2, lost=(1,), cut=0)
+    assert {send.to for send in told} == {"server0", "server1"}
+    assert machine.handle(Gathered(0, 0, (0, 2))) == []
+    sealed = machine.handle(Gathered(1, 0, (0, 2)))
+    assert [(send.to, send.message) for send in sealed] == [
+        ("server0", Sealed(0, 0)),
+        ("server1", Sealed(0, 0)),
+    ]
+
+
+def test_one_who_is_doubted_and_lives_is_told_that_the_others_go_on():
+    machine = ExchangeMachine(make(3, 2, 2, whole=True), 1)
+    with pytest.raises(ExchangeError, match="worker1 lost a connection, and the others go on"):
+        machine.handle(Doubted(0, (1,), 0))
+
+
+def test_a_seat_alone_cuts_at_once_and_weighs_by_samples():
+    seat = SeatMachine(make(3, 1, 1, whole=True), 0)
+    for worker, weight in ((0, 0.9), (1, 1.2), (2, 0.9)):
+        if worker != 1:
+            seat.handle(Push(worker, 0, 0, 0, weight=weight))
+    assert seat.take() is None
+    told = [action.message for action in seat.handle(Lost("worker1"))]
+    assert told == [Cut((1,), 0), Cut((1,), 0)]
+    work = seat.take()
+    assert work.parts == ((0, 0, 1 / 1.8), (2, 0, 1 / 1.8))
+
+
+def test_where_others_go_on_worker_0_stops_all_of_them():
+    sizes = [ParameterSize(name="p", elements=16)]
+    plan = make_plan(sizes, spec.Server(), Shape(workers=3, servers=1), goes_on=True)
+    seat = SeatMachine(plan, 0)
+    seat.handle(Lost("worker2"))
+    with pytest.raises(ExchangeError, match="worker0 was lost in step 0, and it spoke for all"):
+        seat.handle(Lost("worker0"))

@@ -8,7 +8,10 @@ must hold of the whole run is checked here:
 - each gradient is applied at most once, and staleness is never above its bound (`Network`);
 - a seat says that an update is applied only when it is, and no worker goes on without its answer;
 - one membership: in `sync` and `bounded` every chunk's step is made of the same workers, but for
-  those that were lost in that very step;
+  those that were lost in that very step where the rest is to stop then;
+- where the others go on (`whole`) the update of a step is the mean over the samples of just those
+  who made it, each sample once, and no sample is missing but in the steps before it was divided
+  anew (`Network`);
 - a run without a lost or new worker decides what the untroubled run decides, chunk by chunk.
 """
 
@@ -20,17 +23,15 @@ import msgspec
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.seat import SeatMachine
 from tests.protocol.network import Network, make
-from tests.simulation.schedule import Schedule, Trouble
-
-NAMED = ("sync", "bounded")
-"""Modes in which a step waits for workers by name."""
+from tests.simulation.schedule import NAMED, Schedule, Trouble
 
 
 class Job(Network):
     """The network of a job in which members pause and ways are cut."""
 
     def __init__(self, schedule: Schedule, machines: Any = (ExchangeMachine, SeatMachine)) -> None:
-        plan = make(schedule.workers, schedule.servers, schedule.chunks, **schedule.mode)
+        asked = {**schedule.mode, "whole": schedule.whole}
+        plan = make(schedule.workers, schedule.servers, schedule.chunks, **asked)
         script = {"schedule": schedule.changes_rate, "touches": schedule.clips}
         rng = random.Random(schedule.seed)
         self.paused: dict[str, int] = {}
@@ -89,9 +90,8 @@ class Job(Network):
                 self._kill_one(trouble.who)
 
     def _kill_one(self, number: int) -> None:
-        """A worker that serves takes its chunks with it: that is a lost server."""
         able = [t.machine.worker for t in self.trainers.values() if not t.done]
-        able = [worker for worker in able if self.plan.seat_of(f"worker{worker}") is None]
+        able = [worker for worker in able if self.can_lose(worker)]
         if able:
             worker = able[number % len(able)]
             self.lost_at[worker] = self.trainers[f"worker{worker}"].machine.step
@@ -114,6 +114,7 @@ class Job(Network):
             whole = len(chunks) == len(self.plan.owners) or not took_it  # those who did are lost
             assert whole, f"step {step} lacks chunks"
             differing = frozenset.union(*chunks.values()) - frozenset.intersection(*chunks.values())
+            assert not (differing and self.plan.rules.whole), f"step {step} is not of one crew"
             blamed = {w for w in differing if w not in self.lost_at}
             assert not blamed, f"step {step}: some chunks were summed without {sorted(blamed)}"
             partly = {

@@ -14,6 +14,9 @@ MODES: list[dict[str, object]] = [
     {"mode": "async"},
 ]
 
+NAMED = ("sync", "bounded")
+"""Modes in which a step waits for workers by name."""
+
 
 class Trouble(msgspec.Struct, frozen=True):
     """Something that happens after so many events."""
@@ -50,6 +53,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     changes_rate: bool = False
     clips: bool = False
+    whole: bool = False
+    """Where all are waited for: others go on without the lost, the same in all chunks."""
+
     troubles: tuple[Trouble, ...] = ()
 
 
@@ -68,6 +74,7 @@ def draw(seed: int) -> Schedule:
         changes_rate=rng.random() < 0.3,
         clips=mode["mode"] == "sync" and rng.random() < 0.3,
         troubles=tuple(_trouble(rng) for _ in range(rng.randint(0, 5))),
+        whole=mode["mode"] in NAMED and rng.random() < 0.7,
     )
 
 
@@ -93,7 +100,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     troubles = schedule.troubles
     for at in range(len(troubles)):
         yield replace(schedule, troubles=(*troubles[:at], *troubles[at + 1 :]))
-    for flag in ("twice", "changes_rate", "clips"):
+    for flag in ("twice", "changes_rate", "clips", "whole"):
         if getattr(schedule, flag):
             yield replace(schedule, **{flag: False})
     for number in ("steps", "chunks", "servers", "workers"):

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from paceline.protocol.actions import Send
+from paceline.protocol.actions import Crew, Send
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import Answer
 from paceline.protocol.seat import SeatMachine
@@ -88,7 +88,50 @@ class SendsOldGradients(ExchangeMachine):
         return actions
 
 
+class ClosesBeforeOthersHaveIt(SeatMachine):
+    """Invariant: one membership where others go on; a seat does not wait for the other seats."""
+
+    def _may_close(self, index):
+        return True
+
+
+class DecidesWithoutVows(SeatMachine):
+    """Invariant: the same; the arbiter asks nobody which steps are sealed."""
+
+    def _decide_cut(self):
+        self._losses._vows = {w: (frozenset(range(99)), 0) for w in self.roster.present}
+        return super()._decide_cut()
+
+
+class CountsTheLost(SeatMachine):
+    """Invariant: the mean is over the samples of those who took part."""
+
+    def _parts(self, index, step):
+        return step.parts()
+
+
+class DividesAtOnce(ExchangeMachine):
+    """Invariant: each sample once; a worker shares the batch before the others do."""
+
+    def _cut(self, cut):
+        actions = super()._cut(cut)
+        return [msgspec.structs.replace(a, since=0) if isinstance(a, Crew) else a for a in actions]
+
+
+class LeavesNewsBehind(ExchangeMachine):
+    """Invariant: every gradient is summed; a worker leaves while seats need it to hear of it."""
+
+    def _leave(self):
+        self._losses.sealed = max(self._losses.sealed, self.step if self._exits else 0)
+        return super()._leave()
+
+
 MUTANTS = [
+    (ExchangeMachine, ClosesBeforeOthersHaveIt),
+    (ExchangeMachine, DecidesWithoutVows),
+    (ExchangeMachine, CountsTheLost),
+    (DividesAtOnce, SeatMachine),
+    (LeavesNewsBehind, SeatMachine),
     (ExchangeMachine, AppliesAgain),
     (ExchangeMachine, AnswersEarly),
     (ExchangeMachine, WaitsForTheLost),

@@ -43,6 +43,12 @@ AnyMessage = (
     | messages.Settled
     | messages.Gone
     | messages.Newcomer
+    | messages.Gathered
+    | messages.Sealed
+    | messages.Doubted
+    | messages.Doubt
+    | messages.Vow
+    | messages.Cut
     | messages.Stop
     | messages.Leave
     | messages.Inquire

@@ -1,6 +1,6 @@
 """Cuts a step's gradients into chunks, and hands each to the exchange when it is complete."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -21,8 +21,15 @@ class Cutter:
     """How far the gradients of one step have come."""
 
     def __init__(
-        self, names: Sequence[str], tensors: Sequence[Tensor], layout: Layout, worker: WorkerSide
+        self,
+        names: Sequence[str],
+        tensors: Sequence[Tensor],
+        layout: Layout,
+        worker: WorkerSide,
+        weight: Callable[[], float],
     ) -> None:
+        """`weight`: what this worker's gradients of the step count, an equal part being 1."""
+        self._weight = weight
         self._names, self._tensors = names, tensors
         self._layout, self._worker = layout, worker
         self._chunks_of: list[list[int]] = [[] for _ in tensors]
@@ -103,10 +110,11 @@ class Cutter:
         self, chunks: Sequence[int], runs: dict[int, Tensor], hold: bool, mean: bool
     ) -> list[tuple[Ready, list[Piece]]]:
         ready: list[tuple[Ready, list[Piece]]] = []
+        weight = self._weight()
         for chunk in chunks:
             facts = self._layout.chunks[chunk]
             pieces = pieces_of(facts, self._layout, runs)
             absent = tuple(index for index in facts.parameters if index not in runs)
-            event = Ready(chunk, empty=not pieces, absent=absent, hold=hold, mean=mean)
+            event = Ready(chunk, not pieces, absent, hold, mean, weight)
             ready.append((event, pieces))
         return ready

@@ -74,6 +74,8 @@ class WorkerSide:
         self.requests: deque[Request] = deque()
         self.crew: deque[Crew] = deque()
         """Changes of who is in the job, for the training thread to take between steps."""
+        self.lost: set[int] = set()
+        """Workers that are known to be lost, from whichever step on."""
         self.failure: BaseException | None = None
         self._plan, self._held, self._wake = plan, held, wake
         self._name = f"worker{machine.worker}"

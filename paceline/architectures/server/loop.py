@@ -195,6 +195,7 @@ class MemberLoop:
             case Normed() | Blamed() if self._worker is not None:
                 self._worker.answer(action)
             case Crew() if self._worker is not None:
+                self._worker.lost.update(action.lost)
                 self._worker.crew.append(action)
             case Note(text):
                 self._note(text)

@@ -18,6 +18,7 @@ from paceline.architectures.server.cutting import Cutter
 from paceline.architectures.server.plan import Exchanged
 from paceline.architectures.server.setup import Meeting
 from paceline.errors import SpecError
+from paceline.protocol.actions import Crew
 
 CLOSING_SECONDS = 5.0
 """How long a worker that failed goes on serving the others."""
@@ -36,7 +37,13 @@ class Exchange:
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
         self.is_shared = self._member.plan.rules.shared
         self.leads = context.identity.rank == 0
-        self.cutter = Cutter(exchanged.names, exchanged.tensors, self.layout, self.worker)
+        self.cutter = Cutter(
+            exchanged.names, exchanged.tensors, self.layout, self.worker, context.weight
+        )
+        founders = () if context.identity.founders else range(context.identity.workers)
+        self._crew: set[int] = set(founders)
+        self._changes: list[Crew] = []
+        """Of the crew, that hold from a later step on."""
         if context.identity.founders:
             context.starts_at(self.worker.machine.step)
             self.greet(self.worker.machine.step)
@@ -82,10 +89,24 @@ class Exchange:
 
     def greet(self, steps: float = math.inf) -> None:
         """Take note of who has come or gone; `steps` are done, and the next has not begun."""
-        crew = self.worker.crew
-        while crew and crew[0].since <= steps:
-            change = crew.popleft()
-            self._context.members_changed(change.workers, change.lost)
+        while self.worker.crew:
+            self._changes.append(self.worker.crew.popleft())
+        due = [change for change in self._changes if change.since <= steps]
+        self._changes = [change for change in self._changes if change.since > steps]
+        for change in due:
+            if change.cut is not None:
+                done = max(change.cut, self.worker.machine.step) if steps == math.inf else steps
+                divided = min(change.since, done)
+                for worker in change.lost:
+                    self._context.left_out(worker, change.cut, int(divided) - change.cut)
+            self._crew = (self._crew | set(change.come)) - set(change.lost)
+            self._context.members_changed(tuple(sorted(self._crew)), change.lost)
+
+    def gather(self, key: str, note: str) -> list[str]:
+        """The notes of all workers, on all of them; of those who are lost only what they left."""
+        if self._context.identity.goes_on:
+            return self.meeting.collect(key, note, self._context.identity.workers, self.worker.lost)
+        return self.meeting.gather(key, note, self._context.identity.workers)
 
     def counters(self) -> dict[str, object]:
         return self._member.counters()
@@ -96,7 +117,8 @@ class Exchange:
         if self.leads:
             Meeting(self._context).leave(f"again/{self._generation}", again)
         failed = failed or self.worker.failure is not None
-        self._member.close(CLOSING_SECONDS if failed else self._context.deadline_seconds)
+        seconds = CLOSING_SECONDS if failed else self._context.deadline_seconds
+        self._member.close(seconds, failed=failed)
 
 
 def serve(options: spec.Server, context: Context) -> dict[str, object]:

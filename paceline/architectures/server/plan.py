@@ -83,7 +83,8 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         )
         for name, tensor, group in named
     ]
-    plan = make_plan(sizes, options, shape_of(identity), exchanged.settings)
+    shape, goes_on = shape_of(identity), identity.goes_on
+    plan = make_plan(sizes, options, shape, exchanged.settings, goes_on=goes_on)
     return JobPlan(
         **msgspec.structs.asdict(plan),
         fingerprint=exchanged.fingerprint,

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ from paceline.protocol.seat import SeatMachine
 from paceline.wire import JobKey, Post, Segment, StreamPost, Ticket, ZeroMqPost
 
 T = TypeVar("T")
+COLLECTING_SECONDS = 0.005
+LEAVING_SECONDS = 0.001
 
 
 class Meeting:
@@ -82,6 +84,27 @@ class Meeting:
         names = [f"worker{rank}" for rank in range(workers)]
         return [self.read(f"{key}/{name}", str, name) for name in names]
 
+    def collect(
+        self, key: str, note: str, workers: int, lost: Collection[int], by: str = "worker0"
+    ) -> list[str]:
+        """As `gather`, where workers may be `lost` meanwhile: one collects what is there, and all
+        go by that."""
+        self.leave(f"{key}/{self._name}", note)
+        if self._name == by:
+            end = time.monotonic() + self._seconds
+            notes: list[str] = []
+            for rank in range(workers):
+                own, name = f"{key}/worker{rank}", f"worker{rank}"
+                while not self.has(own) and rank not in lost:
+                    if time.monotonic() > end:
+                        operation = f"{self._name} reads the note {own}"
+                        raise DeadlineError(operation, self._seconds, [name])
+                    time.sleep(COLLECTING_SECONDS)
+                if self.has(own):
+                    notes.append(self.read(own, str, name))
+            self.leave(f"{key}/all", notes)
+        return self.read(f"{key}/all", list[str], by)
+
     def key(self, given: str, leads: bool) -> JobKey:
         """The job's key: the launcher's, or one that worker 0 makes where it gave none."""
         if given:
@@ -110,7 +133,7 @@ class Member:
             return {}
         return {**self.server.counters(), "refused_parcels": self.post.refused}
 
-    def close(self, seconds: float) -> None:
+    def close(self, seconds: float, *, failed: bool = False) -> None:
         self.loop.stop()
         if self.server is not None:
             self.server.close()
@@ -143,10 +166,17 @@ class WorkerMember(Member):
         counted["exchanged_bytes_received"] = self.post.bytes_received
         return {**counted, **self.worker.codec.counters()}
 
-    def close(self, seconds: float) -> None:
-        """Leave, and go on serving until every other worker has left or `seconds` are over."""
-        self.worker.leave()
+    def close(self, seconds: float, *, failed: bool = False) -> None:
+        """Leave, and go on serving until every other worker has left or `seconds` are over.
+
+        One that failed does not leave where the others can go on: it is lost to them."""
         end = time.monotonic() + seconds
+        if not (failed and self.plan.rules.whole):
+            self.worker.leave()
+            while not (self.worker.machine.has_left or self.worker.failure is not None):
+                if time.monotonic() > end:
+                    break
+                time.sleep(LEAVING_SECONDS)
         while self.server is not None and not self.server.machine.over:
             if time.monotonic() > end or self.worker.failure is not None:
                 break
@@ -155,7 +185,7 @@ class WorkerMember(Member):
         self.loop.stop()  # it starts copies too
         if self.staging is not None:
             self.staging.close()
-        super().close(seconds)
+        super().close(seconds, failed=failed)
 
 
 def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> WorkerMember:

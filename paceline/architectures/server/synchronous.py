@@ -227,6 +227,8 @@ class SynchronousServer:
         """The servers have no weights of their own to tell that a worker's have become others."""
         if self._joins or (self._steps > OFTEN_STEPS and self._steps % OFTEN_STEPS):
             return
+        if self._context.identity.goes_on:  # a mean is over all who began
+            return
         stretch = stretch_of(tensors, self._steps)
         if stretch is None:
             return
@@ -292,16 +294,18 @@ class SynchronousServer:
 
     def _after_step(self, *_: Any) -> None:
         self._has_passed = False
-        if self._streaming is None and self._seen is not None:
+        if self._streaming is not None:
+            return
+        if self._seen is not None:
             self._decide(*self._seen)
             self._seen = None
+        self._opened.greet(self._steps)
 
     def _decide(self, style: Style, why: str) -> None:
         """All workers take the style that suits the one which needs most."""
-        workers, meeting = self._context.identity.workers, self._opened.meeting
         key = f"style{self._decisions}"
         self._decisions += 1
-        told = meeting.gather(key, f"{int(style)} {why}", workers)
+        told = self._opened.gather(key, f"{int(style)} {why}")
         most = max(told, key=lambda text: int(text.partition(" ")[0]))
         style, why = Style(int(most[0])), most[2:]
         if style is not Style.WORKER:
@@ -319,7 +323,7 @@ class SynchronousServer:
         self._stream(style)
         if self._opened.leads:  # others may ask for the weights and the state it has sent
             self._opened.worker.confirm()
-        self._opened.meeting.gather(f"{key}/assigned", "", self._context.identity.workers)
+        self._opened.gather(f"{key}/assigned", "")
         self._tell_who_joins(str(int(style)))
 
     def _stream(self, style: Style) -> None:

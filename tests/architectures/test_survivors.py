@@ -1,0 +1,101 @@
+"""A worker is killed and the others go on in place: nobody is started again, nothing is guessed.
+
+The weights are compared with those of one process that leaves out just the samples which the record
+says were not seen.
+"""
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.architectures.by_hand import Job
+
+STEPS, BATCH, WORKERS = 80, 12, 3
+
+
+def expected(lost, cut, steps):
+    """What one worker makes of the same batches without the lost one's part of some steps."""
+    torch.manual_seed(3)
+    inputs = torch.randn(6 * STEPS, 6)
+    targets = torch.sin(inputs.sum(1, keepdim=True))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=BATCH, shuffle=True)
+    step, part = 0, BATCH // WORKERS
+    for _ in range(2):
+        for x, y in loader:
+            kept = torch.ones(BATCH, dtype=torch.bool)
+            if cut <= step < cut + steps:
+                kept[lost * part : (lost + 1) * part] = False
+            optimizer.zero_grad()
+            functional.mse_loss(model(x[kept]), y[kept]).backward()
+            optimizer.step()
+            step += 1
+    return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+def weights(said):
+    (line,) = [line for line in said.splitlines() if line.startswith("weights")]
+    return [float(value) for value in line.split()[1:]]
+
+
+def the_loss(job, name):
+    """Its event: the first step that it does not count in, and the samples that nobody saw."""
+    (event,) = [event for event in job.folder.events() if event.kind == "lost"]
+    assert event.member == name
+    assert re.match(rf"{name} was lost in step {event.step}; {event.samples} of its", event.text)
+    return event.step, event.samples
+
+
+@pytest.mark.parametrize(
+    ("architecture", "servers"),
+    [
+        ("server:transport=tcp,chunk=256B", 2),
+        pytest.param("server", 1, marks=pytest.mark.slow),
+        pytest.param("server:update=worker", 2, marks=pytest.mark.slow),
+        pytest.param("server:mode=bounded,staleness=0,transport=tcp", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_in_step_the_mean_is_over_those_who_took_part(tmp_path, architecture, servers):
+    with Job(tmp_path, architecture, WORKERS, servers, STEPS, on_loss="continue") as job:
+        job.kill("worker1")
+        ended = job.endings(but="worker1")
+    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    cut, unseen = the_loss(job, "worker1")
+    assert unseen == 2 * BATCH // WORKERS, "two steps' parts"
+    for name in ("worker0", "worker2"):
+        said = ended[name][1]
+        sizes = [int(line.split()[1]) for line in said.splitlines() if line.startswith("step ")]
+        assert sizes == [4] * (cut + 2) + [6] * (STEPS - cut - 2), "halves from one step on"
+        assert weights(said) == pytest.approx(expected(1, cut, 2), abs=1e-5)
+    assert weights(ended["worker0"][1]) == weights(ended["worker2"][1])
+
+
+@pytest.mark.slow
+def test_the_comparison_notices_samples_that_were_counted_all_the_same():
+    assert expected(1, 20, 2) != pytest.approx(expected(1, 20, 0), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["server:mode=bounded,staleness=2,transport=tcp"],
+)
+def test_a_step_ahead_of_others_they_go_on_too(tmp_path, architecture):
+    with Job(tmp_path, architecture, WORKERS, 2, STEPS, on_loss="continue") as job:
+        job.kill("worker2")
+        ended = job.endings(but="worker2")
+    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    _, unseen = the_loss(job, "worker2")
+    assert unseen == 4 * BATCH // WORKERS, "as many steps' parts as they may be ahead, and two"
+
+
+def test_worker_0_keeps_the_store_and_is_named_when_it_is_lost(tmp_path):
+    with Job(tmp_path, "server:transport=tcp", 2, 1, STEPS, on_loss="continue") as job:
+        job.kill("worker0")
+        ended = job.endings(but="worker0")
+    for name, (status, said) in ended.items():
+        assert status == 1, f"{name} went on"
+        assert "worker0 was lost in step " in said, said
