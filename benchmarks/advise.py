@@ -97,7 +97,8 @@ def kept(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 pair = pairs.experiment_of(cell)
                 members = pair.cluster.workers + pair.num_servers
                 same = (pair.workload.model, pair.cluster.link, members) == (model, link, hosts)
-                if same and all(h.slowdown == 1 and h.workers < 2 for h in pair.cluster.hosts):
+                plain = all(h.slowdown == 1 and h.workers < 2 for h in pair.cluster.hosts)
+                if same and plain and trains_like_single(pair.architecture):
                     rate = pairs.BATCH * pair.cluster.workers / statistics.median(runs)
                     found.setdefault(name, {}).setdefault(label_of(pair), rate)
     return found
