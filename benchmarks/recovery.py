@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import msgspec
 import recovery_peers
 
 from paceline import engines, spec
@@ -173,7 +174,7 @@ def _times(run: RunFolder) -> Row:
         "back_seconds": back,
         "undone_steps": cost.undone_steps,
         "undone_samples": cost.undone_samples,
-        "missing_samples": _missing(run),
+        "samples_not_seen": _not_seen(run),
     }
     if back is not None and detection is not None:
         row["back_steps"] = (back - row["detection_seconds"]) / row["step_seconds"]
@@ -189,12 +190,10 @@ def _back(run: RunFolder, moment: float, most_seconds: float) -> float | None:
     return None
 
 
-def _missing(run: RunFolder) -> int:
-    """Samples that all steps together should have had, and had not."""
-    workload = run.experiment().workload
-    names = [member.name for member in run.members() if member.role == "worker"]
-    had = sum(step.samples for name in names for step in run.steps(name))
-    return max(0, (workload.steps or 0) * workload.global_batch_for(WORKERS) - had)
+def _not_seen(run: RunFolder) -> int:
+    """Samples that nobody trained on; all members together say how many."""
+    found = run.summary().samples_not_seen
+    return 0 if isinstance(found, msgspec.UnsetType) else found
 
 
 def _last_loss(run: RunFolder) -> float:

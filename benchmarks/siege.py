@@ -43,7 +43,7 @@ from paceline.wire import JobKey, StoreClient, StreamPost, ZeroMqPost
 from paceline.wire.handshake import Caller
 
 STRANGERS = 4
-STEP_SECONDS = 0.03
+STEP_SECONDS = 0.1
 """A besieged job leaves the cores to those who besiege it."""
 
 QUIET_SECONDS = 7.0

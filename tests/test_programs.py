@@ -42,7 +42,7 @@ GIVEN = {
     "benchmarks/exchange.py": "what `member` and `shutil.which` returned: python or mpirun",
     "benchmarks/recovery_peers.py": "the interpreter that the user named for a peer",
     "paceline/bench/peers/__init__.py": "the interpreter that the user named for a peer",
-    "paceline/cli/compare.py": "the interpreter that the user named for a peer",
+    "paceline/cli/flags.py": "the interpreter that the user named for a peer",
     "paceline/launch/containers.py": "the engine that the user named: docker, podman, apptainer",
     "paceline/launch/lifeline.py": "the command line it is called with",
     "paceline/launch/process.py": "the member's command line",
