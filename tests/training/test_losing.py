@@ -8,6 +8,7 @@ others than those of a job that nobody left.
 import pytest
 import torch
 
+from paceline import engines, spec
 from paceline.record import checkpoints, summarise
 from tests.training.losing import STEPS, Losing
 
@@ -171,3 +172,20 @@ def test_the_mean_is_handed_over_too(tmp_path):
     check_equal(job, ["worker0", "worker2"])
     (event,) = job.events()
     assert event.step == 8, "worker 0 had ended the round of step 5 and was at the next"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_our_launcher_lets_the_others_go_on_without_worker_0(tmp_path):
+    workload = {"model": "mnist-dnn", "data": "synthetic", "global_batch": 24, "steps": 3000}
+    experiment = spec.Experiment(
+        architecture=spec.Ring(),
+        workload=spec.Workload(**workload),
+        cluster=spec.Cluster(workers=2, on_loss="continue"),
+        faults=(spec.parse_fault("kill", "worker0@200"),),
+    )
+    folder = engines.run(experiment, tmp_path / "run")
+    assert folder.summary().status == "finished"
+    assert [step.step for step in folder.steps("worker1")] == list(range(3000))
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.text.startswith("worker0 was lost in step ")
