@@ -53,6 +53,11 @@ class Facts(Spec, frozen=True, kw_only=True):
         """Workers can go on in place without one that was lost (`on_loss = "continue"`)."""
         return False
 
+    @property
+    def outlives_worker_0(self) -> bool:
+        """They can without worker 0, too, which keeps the job's store in the beginning."""
+        return False
+
 
 class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
@@ -92,6 +97,10 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
     @property
     def survives(self) -> bool:
         return self.backend != "nccl"
+
+    @property
+    def outlives_worker_0(self) -> bool:
+        return True
 
 
 class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
@@ -208,6 +217,10 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
     @property
     def survives(self) -> bool:
         return self.backend != "nccl"
+
+    @property
+    def outlives_worker_0(self) -> bool:
+        return True
 
 
 class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):

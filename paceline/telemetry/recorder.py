@@ -87,13 +87,6 @@ class Recorder:
         with nullcontext() if error is None else suppress(RecordError):
             self._folder.write_member(member)
 
-    def mark_lost(self, name: str) -> None:
-        """Another member is gone for good: let its own file say so, as it cannot."""
-        for member in self._folder.members():
-            if member.name == name:
-                member.status = "lost"
-                self._folder.write_member(member)
-
     def add_step(self, entry: Step) -> None:
         """Take a finished step; written within a second."""
         if self._failure is not None:
@@ -109,24 +102,26 @@ class Recorder:
         event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
         self._folder.add_event(event)
 
-    def lost(self, name: str, step: int, survivors: str, samples: int | None = None) -> None:
+    def lost(
+        self, name: str, step: int, survivors: str, samples: int | None = None, what: str = ""
+    ) -> None:
         """Another member is gone for good, and this one speaks for those who go on; `samples`:
-        those of its parts that nobody has trained on."""
+        those of its parts that nobody has trained on. `what` comes of it, where that is more."""
         for member in self._folder.members():
             if member.name == name:
                 member.status = "lost"
                 self._folder.write_member(member)
-        what = "its part of that step is left out"
+        left_out = "its part of that step is left out"
         if samples is not None:
-            what = f"{samples} of its samples were not seen"
+            left_out = f"{samples} of its samples were not seen"
+        what = what or f"{left_out}, and {survivors} share the batch from then on"
         now = time.monotonic() / self._dilation
         self._folder.add_event(
             Event(
                 time_seconds=now,
                 member=name,
                 kind="lost",
-                text=f"{name} was lost in step {step}; {what}, and {survivors} share the batch "
-                "from then on",
+                text=f"{name} was lost in step {step}; {what}",
                 step=step,
                 samples=samples,
             )

@@ -41,7 +41,6 @@ STAGES = -3
 def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> None:
     """Train as `experiment` says, from the first step or from a checkpoint, to the last."""
     workload, cluster = experiment.workload, experiment.cluster
-    _check_goes_on(experiment)
     prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
     emulated = model_for(experiment, session.identity.name)
@@ -102,15 +101,6 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
             worker.write(folder.path, num_steps, (session.rank,))
         worker.conclude(dataset)
     dataset.close()
-
-
-def _check_goes_on(experiment: spec.Experiment) -> None:
-    """What needs all workers to the end, beside the architecture."""
-    workload, cluster = experiment.workload, experiment.cluster
-    asked = {"reading = scatter": workload.reading == "scatter", "balance": cluster.balance}
-    for what in (name for name, is_asked in asked.items() if is_asked and cluster.goes_on):
-        problem = f"{what} needs every worker to the end."
-        raise SpecError("--on-loss", problem, f"leave {what.split()[0]} out, or write stop.")
 
 
 def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Session) -> None:

@@ -83,32 +83,24 @@ class Survivors:
             return
         count = len(regroup.members)
         others = f"the other {count} go" if count > 1 else "the last one goes"
-        what = f"{others} on, agreed after {seconds:.2f} s"
+        what, unseen = f"{others} on, agreed after {seconds:.2f} s", 0
         if regroup.done:
             what += "; all steps were done"
         elif self.makes_again:
             what += "; that step is made again on the whole batch"
         else:
-            what += f"; {regroup.unseen} samples were not seen"
-            self._count(regroup.unseen)
+            unseen = regroup.unseen
+            what += f"; {unseen} samples were not seen"
         for rank in regroup.lost:
-            self._tell(rank, regroup.step, what)
+            self._tell(rank, regroup.step, what, unseen)
+            unseen = 0  # they are those of all that were lost together
 
-    def _tell(self, rank: int, step: int, what: str) -> None:
+    def _tell(self, rank: int, step: int, what: str, unseen: int = 0) -> None:
         """On the terminal and in the record."""
         name, recorder = f"worker{rank}", self._session.recorder
-        text = f"{name} was lost in step {step}; {what}"
-        print(text, file=sys.stderr, flush=True)
+        print(f"{name} was lost in step {step}; {what}", file=sys.stderr, flush=True)
         if recorder is not None:
-            recorder.mark_lost(name)
-            recorder.note(text, "lost", step)
-
-    def _count(self, unseen: int) -> None:
-        recorder = self._session.recorder
-        if recorder is not None:
-            before = recorder.member.counters.get("unseen_samples", 0)
-            assert isinstance(before, int)
-            recorder.member.counters["unseen_samples"] = before + unseen
+            recorder.lost(name, step, "", unseen, what)
 
     def divide_anew(self) -> None:
         """Called behind each step: the batch of the next may be the first that is divided among

@@ -28,7 +28,7 @@ from paceline.training.jobs import local_identities
 from paceline.training.loop import _Worker
 from paceline.training.survivors import Survivors
 
-SECONDS = 240.0
+SECONDS = 100.0
 STEPS = 12
 PRELOAD = ["paceline.testing", "torch._dynamo", "paceline.models"]
 

@@ -8,7 +8,8 @@ others than those of a job that nobody left.
 import pytest
 import torch
 
-from paceline.record import checkpoints
+from paceline import engines, spec
+from paceline.record import checkpoints, summarise
 from tests.training.losing import STEPS, Losing
 
 RING = "ring:bucket=64KiB"
@@ -160,9 +161,7 @@ def test_those_who_average_go_on_with_the_mean_of_who_is_left(tmp_path, options,
     survivors = [name for name in job.members if name not in deaths]
     check_equal(job, survivors)
     check_told(job, deaths)
-    counted = {member.name: member.counters for member in job.folder.members()}
-    assert counted[survivors[0]]["unseen_samples"] > 0
-    assert "unseen_samples" not in counted[survivors[1]]
+    assert summarise(job.folder, "finished").samples_not_seen > 0
 
 
 def test_the_mean_is_handed_over_too(tmp_path):
@@ -173,3 +172,20 @@ def test_the_mean_is_handed_over_too(tmp_path):
     check_equal(job, ["worker0", "worker2"])
     (event,) = job.events()
     assert event.step == 8, "worker 0 had ended the round of step 5 and was at the next"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_our_launcher_lets_the_others_go_on_without_worker_0(tmp_path):
+    workload = {"model": "mnist-dnn", "data": "synthetic", "global_batch": 24, "steps": 3000}
+    experiment = spec.Experiment(
+        architecture=spec.Ring(),
+        workload=spec.Workload(**workload),
+        cluster=spec.Cluster(workers=2, on_loss="continue"),
+        faults=(spec.parse_fault("kill", "worker0@200"),),
+    )
+    folder = engines.run(experiment, tmp_path / "run")
+    assert folder.summary().status == "finished"
+    assert [step.step for step in folder.steps("worker1")] == list(range(3000))
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.text.startswith("worker0 was lost in step ")
