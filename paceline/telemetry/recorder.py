@@ -102,28 +102,29 @@ class Recorder:
         event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
         self._folder.add_event(event)
 
-    def lost(self, name: str, step: int, survivors: str, samples: int | None = None) -> None:
-        """Another member is gone for good, and this one speaks for those who go on; `samples`:
-        those of its parts that nobody has trained on."""
+    def lost(
+        self, name: str, step: int, survivors: str, what: str = "", samples: int | None = None
+    ) -> None:
+        """Another member is gone for good, and this one speaks for those who go on; `what` they do
+        about it, where its part of the step is not simply left out; `samples` of its parts that
+        nobody has trained on."""
         for member in self._folder.members():
             if member.name == name:
                 member.status = "lost"
                 self._folder.write_member(member)
-        what = "its part of that step is left out"
+        part = "its part of that step is left out"
         if samples is not None:
-            what = f"{samples} of its samples were not seen"
-        now = time.monotonic() / self._dilation
-        self._folder.add_event(
-            Event(
-                time_seconds=now,
-                member=name,
-                kind="lost",
-                text=f"{name} was lost in step {step}; {what}, and {survivors} share the batch "
-                "from then on",
-                step=step,
-                samples=samples,
-            )
+            part = f"{samples} of its samples were not seen"
+        what = what or f"{part}, and {survivors} share the batch from then on"
+        event = Event(
+            time_seconds=time.monotonic() / self._dilation,
+            member=name,
+            kind="lost",
+            text=f"{name} was lost in step {step}; {what}",
+            step=step,
+            samples=samples,
         )
+        self._folder.add_event(event)
 
     def _run(self) -> None:
         try:
