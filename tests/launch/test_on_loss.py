@@ -149,6 +149,7 @@ def test_several_are_lost_at_once_and_one_after_the_other(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_with_restarts_a_new_worker_takes_the_place_of_the_lost(tmp_path):
     folder = engines.run(disturbed(["worker1@30"], restarts=1, steps=3000), tmp_path / "run")
     assert folder.summary().status == "finished"
