@@ -369,8 +369,8 @@ range that had been promised. {note}
 |---|---|---|---|---|
 {rows}
 
-`explain` was mended with these runs in sight, so this is no estimate for yours: of the thirty situations
-that were added last, about two thirds were named rightly at first.
+`explain` was mended with these runs in sight, so this is no estimate for yours: of the thirty
+situations that were added last, about two thirds were named rightly at first.
 
 Where nothing stands after the name, nothing is planted: it must be called healthy. Where no gain
 stands, the advice cannot be followed by a change of the experiment ("end what else runs here").

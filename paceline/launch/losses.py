@@ -30,7 +30,7 @@ class Losses:
         self._folder, self._say = folder, say
         experiment = folder.experiment()
         self._founders = experiment.cluster.workers
-        self._needed = () if experiment.architecture.outlives_worker_0 else ("worker0",)
+        self._needs_worker_0 = experiment.architecture.needs_worker_0
         self._newcomers = iter(newcomers)
         self.to_start: list[MemberCommand] = []
         """In the place of lost ones, for the launcher to take."""
@@ -62,9 +62,9 @@ class Losses:
         return [one for one in failed if self._let_be.get(one.name, first) >= first - ECHO_SECONDS]
 
     def _can_be_done_without(self, one: Ending) -> bool:
-        """A worker, whatever it died of but what it was asked for: that all would die of. Where it
-        is needed, worker 0 keeps the job's store."""
-        if not one.name.startswith("worker") or one.name in self._needed:
+        """A worker, whatever it died of but what it was asked for: that all would die of."""
+        needed = one.name == "worker0" and self._needs_worker_0
+        if needed or not one.name.startswith("worker"):
             return False
         joined = int(one.name.removeprefix("worker")) >= self._founders
         return joined or one.status != SpecError.exit_status

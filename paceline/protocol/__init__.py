@@ -2,7 +2,8 @@
 
 plan          from sizes, options and a cluster's shape to chunks (`chunks`), seats (`placement`)
               and rules
-exchange      a worker's side with servers; `seat` the server's, with `membership` and `admission`
+exchange      a worker's side with servers; `seat` the server's, over `closing`, its chunks; who
+              is there (`membership`), comes (`admission`), is lost while others go on (`losses`)
 collectives   a worker's side without them; `pipeline` where stages of the model are dealt
 messages      what members tell each other; `actions` what machines are told and want done
 member        the one place where actions are carried out, in any world

@@ -54,8 +54,8 @@ class Facts(Spec, frozen=True, kw_only=True):
         return False
 
     @property
-    def outlives_worker_0(self) -> bool:
-        """They can without worker 0, too, which keeps the job's store in the beginning."""
+    def needs_worker_0(self) -> bool:
+        """The others cannot go on without worker 0, which keeps the store and speaks for all."""
         return False
 
 
@@ -97,10 +97,6 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
     @property
     def survives(self) -> bool:
         return self.backend != "nccl"
-
-    @property
-    def outlives_worker_0(self) -> bool:
-        return True
 
 
 class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
@@ -176,6 +172,10 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         return self.placement == "dedicated"
 
     @property
+    def needs_worker_0(self) -> bool:
+        return True
+
+    @property
     def exclusive(self) -> bool:
         return self.mode == "sync" or (self.mode == "bounded" and self.staleness == 0)
 
@@ -217,10 +217,6 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
     @property
     def survives(self) -> bool:
         return self.backend != "nccl"
-
-    @property
-    def outlives_worker_0(self) -> bool:
-        return True
 
 
 class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):

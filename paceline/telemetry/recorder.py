@@ -111,21 +111,19 @@ class Recorder:
             if member.name == name:
                 member.status = "lost"
                 self._folder.write_member(member)
-        left_out = "its part of that step is left out"
+        part = "its part of that step is left out"
         if samples is not None:
-            left_out = f"{samples} of its samples were not seen"
-        what = what or f"{left_out}, and {survivors} share the batch from then on"
-        now = time.monotonic() / self._dilation
-        self._folder.add_event(
-            Event(
-                time_seconds=now,
-                member=name,
-                kind="lost",
-                text=f"{name} was lost in step {step}; {what}",
-                step=step,
-                samples=samples,
-            )
+            part = f"{samples} of its samples were not seen"
+        what = what or f"{part}, and {survivors} share the batch from then on"
+        event = Event(
+            time_seconds=time.monotonic() / self._dilation,
+            member=name,
+            kind="lost",
+            text=f"{name} was lost in step {step}; {what}",
+            step=step,
+            samples=samples,
         )
+        self._folder.add_event(event)
 
     def _run(self) -> None:
         try:

@@ -422,7 +422,7 @@ class Session:
             for rank in lost:
                 since, _ = self._left_out.get(rank, (self.step, 0))
                 others = f"the other {len(members)}"
-                self.recorder.lost(f"worker{rank}", since, others, unseen[rank])
+                self.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
             for rank in come:
                 text = f"worker{rank} joined after step {self.step}"
                 self.note(f"{text}; {len(members)} workers share the batch from then on")

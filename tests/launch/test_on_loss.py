@@ -100,10 +100,10 @@ def test_a_loss_that_was_survived_is_not_blamed_later(begun):
     assert losses.fatal([survived, at_once], ["worker0"]) == [survived, at_once]
 
 
-def disturbed(kill, *, workers=3, restarts=0, steps=300, architecture="server"):
+def disturbed(kill, *, workers=3, restarts=0, steps=300):
     """A job of real processes in which somebody is killed."""
     experiment = spec.Experiment(
-        architecture=spec.parse_architecture(architecture),
+        architecture=spec.parse_architecture("server:chunk=4KiB"),  # so that both serve some
         cluster=spec.Cluster(workers=workers, servers=2, on_loss="continue", restarts=restarts),
         workload=spec.Workload(model="adult-dnn", data="synthetic", global_batch=26, steps=steps),
     )
@@ -149,6 +149,7 @@ def test_several_are_lost_at_once_and_one_after_the_other(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_with_restarts_a_new_worker_takes_the_place_of_the_lost(tmp_path):
     folder = engines.run(disturbed(["worker1@30"], restarts=1, steps=3000), tmp_path / "run")
     assert folder.summary().status == "finished"
