@@ -298,7 +298,10 @@ def _add_compression(facts: Facts, found: dict[CauseName, float]) -> None:
     seconds = min(compression_seconds(facts), facts.typical.phases["exchange_exposed"])
     if seconds > 0:
         found["compression"] = seconds
-        found["transport"] = max(0.0, found.get("transport", 0.0) - seconds)
+        exposed: tuple[CauseName, ...] = ("transport", "slow-link", "slow-cable", "server")
+        for name in exposed:  # no second of the exchange counts twice
+            taken = min(seconds, found.get(name, 0.0))
+            found[name], seconds = found.get(name, 0.0) - taken, seconds - taken
 
 
 def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float) -> None:
