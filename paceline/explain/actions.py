@@ -13,6 +13,7 @@ from paceline import spec
 from paceline.explain.causes import (
     Evidence,
     Loss,
+    has_fewer_cores,
 )
 from paceline.explain.exchanging import (
     WORTH_GAIN,
@@ -154,6 +155,12 @@ def _with_rate(facts: Facts, rate: float) -> dict[str, object]:
 
 def _against_shortage(evidence: Evidence) -> Iterator[Action]:
     facts, short, needs = evidence.facts, evidence.shortage, evidence.needs
+    if has_fewer_cores(evidence):
+        lost = sum(part.lost_seconds for part in evidence.parts if part.name == "compute")
+        alone = replace(_all_own(needs, -max(0.0, lost)), cpu=0.0)
+        text = "give each worker a host or a device of its own: one worker alone has all "
+        text += f"{facts.cores} cores of this one"
+        yield Action(text=text, gain=gain(replace(needs, cpu=0.0), alone))
     if short is None:
         return
     relieved = _all_own(needs, -short.seconds)

@@ -9,7 +9,7 @@ from paceline import spec
 from paceline.explain import learning as learn
 from paceline.explain.facts import Facts, WorkerFacts, own_seconds
 from paceline.explain.findings import CauseName, Late, Learning, Part
-from paceline.explain.machine import Shortage, short_of_memory
+from paceline.explain.machine import Shortage, own_cores, short_of_memory
 from paceline.explain.needs import Needs
 from paceline.explain.unsteady import Slowed, Unsteady
 from paceline.record.wall import FIRST_STEPS, START_UP, TEARDOWN
@@ -53,6 +53,9 @@ TELLING_FACTOR = 20.0
 LATE_WORK_FRACTION = 0.4
 """Gradients that came too late for their step, beyond which a quorum is too small. Less is what a
 quorum is for."""
+
+SHARED_CORES = 0.7
+"""Members that use more of the machine's cores than this have to share them."""
 
 CORE_JITTER = 2.0
 """Who waits for a core by chance is last by chance: by about this many times the mean wait."""
@@ -295,7 +298,10 @@ def _add_compression(facts: Facts, found: dict[CauseName, float]) -> None:
     seconds = min(compression_seconds(facts), facts.typical.phases["exchange_exposed"])
     if seconds > 0:
         found["compression"] = seconds
-        found["transport"] = max(0.0, found.get("transport", 0.0) - seconds)
+        exposed: tuple[CauseName, ...] = ("transport", "slow-link", "slow-cable", "server")
+        for name in exposed:  # no second of the exchange counts twice
+            taken = min(seconds, found.get(name, 0.0))
+            found[name], seconds = found.get(name, 0.0) - taken, seconds - taken
 
 
 def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float) -> None:
@@ -305,12 +311,33 @@ def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float)
         # What waits for a core is computing, exchanging and being last alike: it counts once.
         by_chance = min(found.get("jitter", 0.0), CORE_JITTER * short.seconds)
         found["jitter"] = found.get("jitter", 0.0) - by_chance
-        found[short.name] = max(short.seconds, lost, by_chance)
+        longer = min(lost, short.seconds)
+        found[short.name] = max(short.seconds, longer, by_chance)
         if "transport" in found:
             found["transport"] = max(0.0, found["transport"] - max(0.0, short.seconds - lost))
-    elif baseline is not None:
+        lost -= longer
+    if baseline is not None:
         smaller = facts.typical.samples < 0.75 * baseline.typical.samples
-        found["small-batch" if smaller else "compute"] = lost
+        alone: CauseName = "cores" if has_fewer_cores(evidence) else "compute"
+        name: CauseName = "small-batch" if smaller else alone
+        found[name] = found.get(name, 0.0) + lost
+
+
+def threads_each(facts: Facts) -> int:
+    """Threads with which a worker computes on cores of this machine; 0 where it does not."""
+    if not facts.computes_here or not facts.cores:
+        return 0
+    return facts.experiment.cluster.threads or max(1, facts.cores // len(facts.workers))
+
+
+def has_fewer_cores(evidence: Evidence) -> bool:
+    """Whether workers share cores that each of the baseline's had more of."""
+    facts, baseline = evidence.facts, evidence.baseline
+    if baseline is None or facts.cores != baseline.cores:
+        return False
+    if len(facts.traffic) < len(facts.members) or own_cores(facts) < SHARED_CORES * facts.cores:
+        return False
+    return 0 < threads_each(facts) < threads_each(baseline)
 
 
 def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:

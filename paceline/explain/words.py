@@ -11,9 +11,11 @@ from paceline.explain.causes import (
     Loss,
     far_away,
     first_steps_excess,
+    has_fewer_cores,
     late_fraction,
     slow_cable,
     small_pieces,
+    threads_each,
 )
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Action, CauseName, Gain, Late
@@ -326,6 +328,17 @@ def _transport_in_words(evidence: Evidence, cost: str) -> str:
     return f"moving gradients between processes{pieces} takes {cost}{_full(evidence.facts)}"
 
 
+def _cores_in_words(evidence: Evidence, cost: str) -> str:
+    baseline = evidence.baseline
+    if baseline is None or not has_fewer_cores(evidence):
+        return f"cores are short: waiting for one takes {cost}{_short(evidence)}"
+    own, other = threads_each(evidence.facts), threads_each(baseline)
+    return (
+        f"workers share the {evidence.facts.cores} cores: computing takes {cost} longer with "
+        f"{own} of them a worker than with the baseline's {other}"
+    )
+
+
 def _short(evidence: Evidence) -> str:
     short, facts = evidence.shortage, evidence.facts
     if short is None:
@@ -358,7 +371,7 @@ SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
     "staleness": lambda e, cost: _loss_in_words(e),
     "chance": lambda e, cost: _loss_in_words(e),
     "memory": _memory,
-    "cores": lambda e, cost: f"cores are short: waiting for one takes {cost}{_short(e)}",
+    "cores": lambda e, cost: _cores_in_words(e, cost),
     "cpu-taken": lambda e, cost: (
         f"other processes have the cores: waiting for one takes {cost}{_short(e)}"
     ),

@@ -222,3 +222,17 @@ class TestGuessing:
             tmp_path / "run", steps=60, losses=lambda s: 3.5 - 0.02 * s, results=CLASSES
         )
         assert explain(run).healthy
+
+
+def test_two_workers_on_the_cores_of_one(tmp_path):
+    """Alone a worker computes with both cores; two workers have one each; nobody is to blame."""
+    half = Times(forward=0.020, backward=0.036)
+    busy = Machine(cpu_fraction=0.9, cpu_wait_fraction=0.05, machine_cpu_fraction=2.0)
+    one = synchronous_run(
+        tmp_path / "one", workers=1, architecture="single", cores=2, machine=Machine()
+    )
+    two = synchronous_run(tmp_path / "two", times=half, cores=2, machine=busy)
+    found = explain(two, one)
+    assert names(found)[0] == "cores", found.verdict
+    assert "workers share the 2 cores" in found.verdict
+    assert "one worker alone has all 2 cores" in found.actions[0].text
