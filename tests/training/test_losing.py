@@ -177,15 +177,15 @@ def test_the_mean_is_handed_over_too(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_our_launcher_lets_the_others_go_on_without_worker_0(tmp_path):
-    workload = {"model": "mnist-dnn", "data": "synthetic", "global_batch": 24, "steps": 3000}
+    workload = {"model": "mnist-dnn", "data": "synthetic", "global_batch": 24, "steps": 1200}
     experiment = spec.Experiment(
         architecture=spec.Ring(),
         workload=spec.Workload(**workload),
         cluster=spec.Cluster(workers=2, on_loss="continue"),
-        faults=(spec.parse_fault("kill", "worker0@200"),),
+        faults=(spec.parse_fault("kill", "worker0@100"),),
     )
     folder = engines.run(experiment, tmp_path / "run")
     assert folder.summary().status == "finished"
-    assert [step.step for step in folder.steps("worker1")] == list(range(3000))
+    assert [step.step for step in folder.steps("worker1")] == list(range(1200))
     (event,) = [event for event in folder.events() if event.kind == "lost"]
     assert event.text.startswith("worker0 was lost in step ")

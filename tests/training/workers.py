@@ -1,6 +1,7 @@
 """Workers of one job in one process, as far as `shard` sees a session: for tests of what it hands
 over. Whatever trains for real runs in processes (`paceline.testing`)."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 from torch.distributed import HashStore
@@ -17,6 +18,7 @@ class Worker:
         self.rank, self.workers, self.store = rank, workers, store
         self.members = tuple(range(workers))
         self.has_joined = False
+        self.survivors = SimpleNamespace(go_on=False)
         self.clock = StepClock()
         self.is_training: bool | None = True
         self.gradients, self.scale = 0, 1.0
