@@ -149,9 +149,8 @@ def from_tables(tables: dict[str, Any], where: str) -> Experiment:
             raise error.__cause__ from None
         message, _, place = str(error).partition(" - at `$.")
         named = f"{where}, {place.rstrip('`')}" if place else where
-        raise SpecError(
-            named, f"{message}.", "see the fields in docs/experiments-files.md."
-        ) from None
+        fix = "write what is expected; `paceline train --help` tells of flags with the same names."
+        raise SpecError(named, f"{message}.", fix) from None
 
 
 def to_toml(experiment: Experiment) -> str:

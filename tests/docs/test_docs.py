@@ -16,6 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(paceline [^`]+)`")
+NAMED = re.compile(r"docs/[\w./-]+\.md")
 DRY = {"train", "run", "compare", "predict"}
 """Verbs whose question can be resolved without asking it."""
 
@@ -78,6 +79,13 @@ def arguments(line: str) -> list[str]:
 
 
 COMMANDS = commands()
+
+
+def test_pages_that_messages_name_exist():
+    sources = (ROOT / "paceline").rglob("*.py")
+    named = {page for path in sources for page in NAMED.findall(path.read_text())}
+    assert named
+    assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
 
 
 def test_commands_were_found():
