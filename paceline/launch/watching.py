@@ -29,10 +29,14 @@ def watch(
     def say(text: str) -> None:
         output("paceline", "stderr", f"{text}\n".encode())
 
-    steps, stalls = StepCounter(folder, progress), Stalls(folder, say, dilation)
+    followed = folder.experiment().cluster.workers if goes_on else 1
+    foremost = _Foremost(progress)
+    counters = [StepCounter(folder, foremost, f"worker{rank}") for rank in range(followed)]
+    stalls = Stalls(folder, say, dilation)
 
     def tick() -> None:
-        steps()
+        for count in counters:
+            count()
         faults()
         stalls()
         for look in also:
@@ -47,3 +51,15 @@ def watch(
     supervise(commands, output=output, tick=tick, started=started, logs=logs, losses=losses)
     if losses is not None:
         losses.record(dilation)
+
+
+class _Foremost:
+    """Progress by whoever is furthest: any worker may be lost."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._steps = progress, 0
+
+    def __call__(self, steps: int) -> None:
+        if steps > self._steps:
+            self._steps = steps
+            self._progress(steps)

@@ -5,7 +5,7 @@ figure but the losses.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 import msgspec
@@ -146,10 +146,10 @@ def _add_figures(
     durations = [s.seconds for own in measured.values() for s in own]
     summary.steps = max(entries[-1].step + 1 for entries in steps.values())
     summary.step_seconds = step_seconds(durations)
-    # Each worker's own rate, added up: right for workers in step and for workers that are not.
-    summary.samples_per_second = sum(_rate(own, 0.0) for own in measured.values())
-    summary.samples_per_second_with_pauses = sum(
-        _rate(own, sum(total(step) for step in own)) for own in measured.values()
+    part_time = _part_time(steps, lost)
+    summary.samples_per_second = _rates(measured, part_time, lambda step: step.seconds)
+    summary.samples_per_second_with_pauses = _rates(
+        measured, part_time, lambda step: step.seconds + total(step)
     )
     summary.breakdown_seconds = {
         phase: fmean(s.breakdown_seconds.get(phase, 0.0) for own in measured.values() for s in own)
@@ -169,9 +169,29 @@ def not_finite_from(by_step: Mapping[int, float]) -> int | None:
     return min((step for step, loss in by_step.items() if not math.isfinite(loss)), default=None)
 
 
-def _rate(steps: Sequence[Step], paused_seconds: float) -> float:
-    seconds = sum(step.seconds for step in steps) + paused_seconds
-    return sum(step.samples for step in steps) / max(seconds, 1e-9)
+def _part_time(steps: Mapping[str, Sequence[Step]], lost: Collection[str]) -> set[str]:
+    """Workers that were lost before the end, or joined after the beginning."""
+    began = min(entries[0].step for entries in steps.values())
+    return {n for n, entries in steps.items() if n in lost or entries[0].step > began}
+
+
+def _rates(
+    measured: Mapping[str, Sequence[Step]],
+    part_time: Collection[str],
+    seconds_of: Callable[[Step], float],
+) -> float:
+    """Samples a second over all workers.
+
+    Each worker's own rate, added up: right for workers in step and for workers that are not. What
+    one did that was there for a part of the time only is spread over all of it.
+    """
+    seconds = {name: sum(map(seconds_of, own)) for name, own in measured.items()}
+    longest = max(seconds.values())
+    return sum(
+        sum(step.samples for step in own)
+        / max(longest if name in part_time else seconds[name], 1e-9)
+        for name, own in measured.items()
+    )
 
 
 def _add_traffic(

@@ -100,6 +100,21 @@ def test_figures_leave_out_the_warm_up_and_add_up_the_workers(folder):
     assert open_folder(folder.path).summary() == summary
 
 
+@pytest.mark.parametrize("half", [slice(0, 5), slice(5, 10)], ids=["lost", "joined"])
+def test_who_was_there_half_of_the_time_counts_half(tmp_path, half):
+    experiment = spec.Experiment(
+        cluster=spec.Cluster(workers=2), measurement=spec.Measurement(warmup_steps=0)
+    )
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    seconds = [step(n, start=n, ready=n + 1, end=n + 1, exposed=0) for n in range(10)]
+    for name, steps in {"worker0": seconds, "worker1": seconds[half]}.items():
+        status = "lost" if len(steps) == 5 and half.start == 0 else "finished"
+        folder.write_member(Member(name=name, role="worker", host="a", status=status))
+        lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in steps)
+        (folder.path / "members" / f"{name}.steps.jsonl").write_bytes(lines)
+    assert summarise(folder, "finished").samples_per_second == pytest.approx(15.0)
+
+
 def test_unknown_is_absent(folder):
     text = (folder.path / "run.json").read_text(encoding="utf-8")
     summarise(folder, "failed")
