@@ -134,16 +134,11 @@ def _back_seconds(run: RunFolder, moment: float, most_seconds: float) -> float |
 
 
 def _loss_difference(undisturbed: RunFolder, disturbed: RunFolder) -> float | None:
-    one, other = _losses(undisturbed), _losses(disturbed)
+    one, other = record.losses_of(undisturbed), record.losses_of(disturbed)
     both = one.keys() & other.keys()
     if not both:
         return None
     return max(abs(one[step] - other[step]) / max(abs(one[step]), 1e-12) for step in both)
-
-
-def _losses(run: RunFolder) -> dict[int, float]:
-    lost = {member.name for member in run.members() if member.status == "lost"}
-    return record.losses({name: run.steps(name) for name in _workers(run)}, lost)
 
 
 def _duration(run: RunFolder) -> float:

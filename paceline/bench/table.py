@@ -230,7 +230,7 @@ def loss_difference(run: RunFolder, reference: RunFolder) -> float | None:
 
     Infinite where either is not a number: that is no loss to train like.
     """
-    own, expected = _losses(run), _losses(reference)
+    own, expected = record.losses_of(run), record.losses_of(reference)
     common = own.keys() & expected.keys()
     if not common:
         return None
@@ -246,11 +246,6 @@ def loss_difference(run: RunFolder, reference: RunFolder) -> float | None:
         if difference > SAME_LATER:
             return max(early, difference)
     return early
-
-
-def _losses(run: RunFolder) -> dict[int, float]:
-    workers = [member.name for member in run.members() if member.role == "worker"]
-    return record.losses({name: steps for name in workers if (steps := run.steps(name))})
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -145,7 +145,7 @@ def gather(run: RunFolder, link: str = "") -> Facts:
         members=members,
         cores=cores if isinstance(cores, int) else 0,
         memory_bytes=memory if isinstance(memory, int) else 0,
-        losses=record.losses(steps, {m.name for m in members if m.status == "lost"}),
+        losses=record.losses(steps, record.gone(run)),
         events=tuple(run.events()),
         least_available_bytes=_least_available(run, members),
         links=links(experiment, members, link),

@@ -21,7 +21,9 @@ from paceline.record.machine import describe, versions
 from paceline.record.pauses import tell_pauses
 from paceline.record.summary import (
     counted,
+    gone,
     losses,
+    losses_of,
     not_finite_from,
     split_wait,
     staleness,
@@ -47,7 +49,9 @@ __all__ = [
     "counted",
     "describe",
     "empty_summary",
+    "gone",
     "losses",
+    "losses_of",
     "not_finite_from",
     "open_folder",
     "per_step",

@@ -42,7 +42,7 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
         summary.samples_not_seen = sum(unseen)
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
-        lost = {worker.name for worker in workers if worker.status == "lost"}
+        lost = gone(folder)
         together = waits_for_all(experiment.architecture)
         told = tell_pauses(split_wait(steps, offsets) if together else steps)
         warmup = experiment.measurement.warmup_steps
@@ -105,13 +105,37 @@ def step_seconds(durations: Sequence[float]) -> StepSeconds:
     )
 
 
-def losses(steps: Mapping[str, Sequence[Step]], lost: Collection[str] = ()) -> dict[int, float]:
+def gone(folder: RunFolder) -> dict[str, int]:
+    """Worker that was lost -> the first step without it.
+
+    What it did in its last second it may not have written.
+    """
+    told = {event.member: event.step for event in folder.events() if event.kind == "lost"}
+    found: dict[str, int] = {}
+    for member in folder.members():
+        if member.role == "worker" and member.status == "lost":
+            written = folder.steps(member.name)
+            step = told.get(member.name)
+            found[member.name] = step if step is not None else len(written) and written[-1].step + 1
+    return found
+
+
+def losses_of(folder: RunFolder) -> dict[int, float]:
+    """Loss of each step of a run."""
+    workers = [member.name for member in folder.members() if member.role == "worker"]
+    steps = {name: own for name in workers if (own := folder.steps(name))}
+    return losses(steps, gone(folder))
+
+
+def losses(
+    steps: Mapping[str, Sequence[Step]], gone: Mapping[str, int] | None = None
+) -> dict[int, float]:
     """Loss of each step: the mean over the global batch, known once every worker has reported.
 
-    Workers that were `lost` are not waited for after the last step they wrote, and those that
-    joined not before their first.
+    Workers that are `gone` are not waited for from that step on, and those that joined not before
+    their first.
     """
-    last_words = [steps[name][-1].step for name in lost if name in steps]
+    last_words = [step - 1 for name, step in (gone or {}).items() if name in steps]
     first_words = [entries[0].step if entries else 0 for entries in steps.values()]
     totals: dict[int, tuple[float, int, int]] = {}
     for entries in steps.values():
@@ -140,7 +164,7 @@ def _add_figures(
     summary: Summary,
     steps: Mapping[str, Sequence[Step]],
     warmup_steps: int,
-    lost: Collection[str],
+    lost: Mapping[str, int],
 ) -> None:
     measured = {name: counted(entries, warmup_steps) for name, entries in steps.items()}
     durations = [s.seconds for own in measured.values() for s in own]

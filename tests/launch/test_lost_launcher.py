@@ -75,4 +75,4 @@ def test_a_run_whose_launcher_was_killed_goes_on_exactly(tmp_path):
 
 
 def losses(run):
-    return record.losses({name: run.steps(name) for name in ("worker0", "worker1")}, set())
+    return record.losses_of(run)

@@ -67,7 +67,8 @@ def test_a_worker_that_joined_is_not_waited_for_before_its_first_step():
 def test_a_lost_worker_is_not_waited_for_after_its_last_words():
     three = [step(n, start=n, ready=n, end=n + 1, exposed=0) for n in range(3)]
     reports = {"worker0": three, "worker1": three[:1], "worker2": three[:2]}
-    assert list(losses(reports, lost={"worker1"})) == [0, 1]
+    assert list(losses(reports, {"worker1": 1})) == [0, 1]
+    assert list(losses(reports, {"worker1": 2})) == [0]  # the last one's words were not written
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from paceline.architectures.elastic import ElasticCollective
 from paceline.architectures.group import Operation
 from paceline.errors import ExchangeError
 from paceline.launch import to_environment
-from paceline.record import RunFolder, losses, summarise
+from paceline.record import RunFolder, losses_of, summarise
 from paceline.training import checkpoint, loop, member, session
 from paceline.training.jobs import local_identities
 from paceline.training.loop import _Worker
@@ -220,10 +220,7 @@ class Losing:
 
     def losses(self):
         summarise(self.folder, "finished")
-        workers = [m for m in self.folder.members() if m.role == "worker"]
-        steps = {w.name: self.folder.steps(w.name) for w in workers}
-        lost = {w.name for w in workers if w.status == "lost"}
-        return losses({name: found for name, found in steps.items() if found}, lost)
+        return losses_of(self.folder)
 
     def events(self, kind="lost"):
         return [event for event in self.folder.events() if event.kind == kind]
