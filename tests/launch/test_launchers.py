@@ -77,9 +77,11 @@ def test_same_loss_curve_on_ray(ray_cluster: str, reference: list[float], tmp_pa
 
 
 SCRIPT = """
+import os
 import paceline
 session = paceline.init()
-print(session.identity.name, session.identity.workers, session.options, flush=True)
+who = session.identity
+os.write(1, f"{who.name} {who.workers} {session.options}\\n".encode())  # a line in one piece
 """
 
 
