@@ -39,8 +39,13 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
 
 
 def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
-    evidence = _evidence(facts, failed, other)
+    evidence, beside = _evidence(facts, failed, other), other
     found = causes(evidence)
+    if not found and other is not None:  # better than a sick one is not yet healthy
+        alone = _evidence(facts, failed, None)
+        found = causes(alone)
+        if found:
+            evidence, beside = replace(alone, baseline=other, efficiency=evidence.efficiency), None
     step, paused = facts.typical.step_seconds, facts.typical.paused_seconds
     named = tuple(
         Cause(
@@ -64,7 +69,7 @@ def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
         steps=facts.typical.steps,
         step_seconds=step,
         ideal_seconds=step - sum(part.lost_seconds for part in evidence.parts),
-        ideal=words.ideal_text(facts, other),
+        ideal=words.ideal_text(facts, beside),
         samples_per_second=facts.samples_per_second,
         samples_per_second_with_pauses=sum(
             w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers

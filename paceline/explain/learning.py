@@ -11,6 +11,7 @@ from statistics import fmean
 from paceline import record, spec
 from paceline.explain.facts import Facts
 from paceline.explain.findings import CauseName, Learning
+from paceline.record.entries import NOTHING_LEARNT
 
 RISEN_FACTOR = 1.3
 """A loss this many times the first one has diverged."""
@@ -58,8 +59,16 @@ def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
     )
 
 
+def wrong_number(facts: Facts) -> str:
+    """What workers saw that is not a number, where the script told no loss; empty for nothing."""
+    seen = [e.text for e in facts.events if e.kind == "warning" and NOTHING_LEARNT in e.text]
+    return seen[0].partition(";")[0] if seen and not facts.losses else ""
+
+
 def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
     """What is wrong with the loss, by name."""
+    if wrong_number(facts):
+        return "not-finite"
     if found is None:
         return None
     if found.not_finite_from is not None:

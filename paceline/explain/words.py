@@ -150,6 +150,8 @@ def _healthy_in_words(evidence: Evidence) -> str:
     if is_full(facts) and facts.computes_here:
         text += f", and the {facts.cores} cores are full"
     found = evidence.learning
+    if found is None and facts.experiment.workload.script is not None:
+        text += "; whether it learns is not known (paceline.report_loss tells)"
     if found is not None and found.staleness is not None and found.staleness >= learn.STALE:
         text += f"; gradients are {found.staleness:.1f} updates old on average, and the loss falls "
         text += f"from {found.first:.3g} to {found.last:.3g}"
@@ -165,6 +167,9 @@ def _cost(facts: Facts, loss: Loss) -> str:
 
 def _loss_in_words(evidence: Evidence) -> str:
     facts, found = evidence.facts, evidence.learning
+    wrong = learn.wrong_number(facts)
+    if wrong:
+        return f"{wrong}: nothing is learnt from there on"
     assert found is not None
     if found.not_finite_from is not None:
         return f"the loss is not a number from step {found.not_finite_from} on: nothing is learnt"

@@ -72,6 +72,10 @@ class Sample(Entry, kw_only=True):
     packets_received: int | None = None
 
 
+NOTHING_LEARNT = "from there on nothing is learnt"
+"""What a warning says of a step whose loss or gradient is not a number."""
+
+
 class Event(Entry, kw_only=True):
     """Something worth a line: a member lost, a fallback taken, a link changed."""
 

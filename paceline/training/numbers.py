@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from paceline.record.entries import NOTHING_LEARNT
+
 LARGEST_ELEMENTS = 1 << 18
 """Of a tensor that is looked at in every step: more would cost time."""
 
@@ -61,7 +63,7 @@ class Numbers:
         else:
             return ""
         self._is_told = True
-        return f"{what} at step {step}; from there on nothing is learnt."
+        return f"{what} at step {step}; {NOTHING_LEARNT}."
 
     def look(self, gradient: Tensor) -> None:
         """A gradient of what is watched is made; called by autograd, or where it is replayed."""
