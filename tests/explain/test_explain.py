@@ -1,11 +1,16 @@
 """Each planted cause is named, a healthy run is called healthy, and the parts sum to the whole."""
 
+import math
+
+import msgspec
 import pytest
+import torch
 
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.explain import conclude, explain
-from paceline.record import RunFolder
+from paceline.record import Event, RunFolder
+from paceline.training.numbers import Numbers
 from tests.synthetic import MB, Times, synchronous_run
 
 HEALTHY = {}
@@ -136,6 +141,27 @@ def test_two_runs_of_equal_speed_lose_nothing(tmp_path):
     assert found.healthy
     assert found.baseline == "single"
     assert "of ideal" in found.verdict
+
+
+def test_better_than_a_sick_run_is_not_healthy(tmp_path):
+    slow = {"worker2": Times(forward=0.030, backward=0.050)}
+    sick = synchronous_run(tmp_path / "sick", workers=3, slow=slow, exchange_seconds=0.5)
+    mended = synchronous_run(tmp_path / "mended", workers=3, slow=slow)
+    found = explain(mended, sick)
+    assert [cause.name for cause in found.causes] == ["slow-worker"]
+    assert "Healthy" not in found.verdict
+
+
+def test_a_gradient_that_is_no_number_is_told_where_no_loss_is(tmp_path):
+    run = synchronous_run(tmp_path / "run", exchange_seconds=0)
+    for member in run.members():
+        steps = run.path / "members" / f"{member.name}.steps.jsonl"
+        entries = [msgspec.structs.replace(step, loss=None) for step in run.steps(member.name)]
+        steps.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+    assert explain(run).healthy
+    text = Numbers().complaint("worker0", 7, None, torch.tensor(math.inf))
+    run.add_event(Event(time_seconds=0.0, member="worker0", kind="warning", text=text, step=7))
+    assert explain(run).verdict.startswith("A gradient of worker0 is not finite at step 7")
 
 
 def test_a_run_without_step_files_is_explained_from_its_summary(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 
 import msgspec
@@ -145,7 +145,8 @@ def test_those_who_call_and_say_nothing_are_few_and_the_page_stays_open(folder):
             silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
             silent[-1].sendall(b"GET / HTTP/1.1")
         silent[0].settimeout(2.0)  # less than what one alone would be given
-        assert silent[0].recv(100) == b""
+        with suppress(ConnectionResetError):  # the same, where it had not read what was said
+            assert silent[0].recv(100) == b""
         silent[-1].settimeout(0.1)
         with pytest.raises(TimeoutError):
             silent[-1].recv(100)
