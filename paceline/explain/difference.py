@@ -1,6 +1,6 @@
 """What differs between two experiments, and how much faster one is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,6 +79,20 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """As a user would write it, without the brackets of any language."""
+    match value:
+        case None:
+            return "none"
+        case float():
+            return f"{value:g}"
+        case dict():
+            return " ".join(f"{key}={_shown(one)}" for key, one in value.items()) or "plain"
+        case list() | tuple():
+            return (
+                " ".join(map(_shown, value)) if _is_flat(value) else ", ".join(map(_shown, value))
+            )
+    return str(value)
+
+
+def _is_flat(values: Sequence[Any]) -> bool:
+    return not any(isinstance(value, dict | list | tuple) for value in values)
