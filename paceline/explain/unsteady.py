@@ -6,6 +6,7 @@ A mean hides both, and their cure is another one than that of a step which is al
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import TypeVar
 
 from paceline.explain.facts import Facts, WorkerFacts
 from paceline.record import PHASES, Step
@@ -68,15 +69,23 @@ class Slowed:
     factor: float
 
 
+Found = TypeVar("Found", Slowed, Unsteady)
+
+
 def slowed(facts: Facts) -> Slowed | None:
     """The worker and the phase that became slow during the run; None where none did."""
-    found = [one for worker in facts.workers if (one := _slowed(worker)) is not None]
+    return _worst([_slowed(worker) for worker in facts.workers])
+
+
+def _worst(each: Sequence[Found | None]) -> Found | None:
+    """What costs most of what was found of each worker, in its own work if anything is there."""
+    found = [one for one in each if one is not None]
     own = [one for one in found if one.phase in OWN_PHASES]
     worst = max(own or found, key=lambda one: one.seconds, default=None)
     if worst is None:
         return None
     alike = sum(one.phase == worst.phase for one in found)
-    return replace(worst, everybody=len(facts.workers) > 1 and alike == len(facts.workers))
+    return replace(worst, everybody=len(each) > 1 and alike == len(each))
 
 
 def _slowed(worker: WorkerFacts) -> Slowed | None:
@@ -105,13 +114,7 @@ def _slowed(worker: WorkerFacts) -> Slowed | None:
 
 def unsteady(facts: Facts) -> Unsteady | None:
     """The worker and the phase behind slow steps; None where steps are alike."""
-    found = [one for worker in facts.workers if (one := _of_worker(worker)) is not None]
-    own = [one for one in found if one.phase in OWN_PHASES]
-    worst = max(own or found, key=lambda one: one.seconds, default=None)
-    if worst is None:
-        return None
-    alike = sum(one.phase == worst.phase for one in found)
-    return replace(worst, everybody=len(facts.workers) > 1 and alike == len(facts.workers))
+    return _worst([_of_worker(worker) for worker in facts.workers])
 
 
 def _of_worker(worker: WorkerFacts) -> Unsteady | None:

@@ -77,7 +77,7 @@ def tensorboard(run: RunFolder, folder: Path) -> list[Path]:
     steps = {m.name: own for m in members if m.role == "worker" and (own := run.steps(m.name))}
     target = folder / run.path.resolve().name
     writer = Writer(str(target))
-    for step, loss in record.losses_of(run).items():
+    for step, loss in record.losses(steps, record.gone(run)).items():
         writer.add_scalar("loss", loss, step)
     for name, own in steps.items():
         for entry in own:
@@ -196,7 +196,7 @@ def _mllog_lines(run: RunFolder) -> Iterator[Event]:
         yield line(key, value, begin)
     yield line("run_start", None, begin, "INTERVAL_START")
     ends = {entry.step: entry.end_seconds for entry in first}
-    for step, loss in record.losses_of(run).items():
+    for step, loss in record.losses(steps, record.gone(run)).items():
         if step in ends:
             batch = summary.global_batch
             seen: Event = {"samples_count": (step + 1) * batch} if isinstance(batch, int) else {}

@@ -110,7 +110,7 @@ def losses(run: RunFolder, label: str) -> Values:
     """
     workers = [m.name for m in run.members() if m.role == "worker"]
     steps = {name: own for name in workers if (own := run.steps(name))}
-    by_step = record.losses_of(run)
+    by_step = record.losses(steps, record.gone(run))
     if not by_step:
         return []
     first = next(iter(steps.values()))
