@@ -3,12 +3,14 @@
 import threading
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError
 
 from paceline import architectures, spec
 from paceline.architectures.base import Context
 
 SOME, NO_MORE = b"some", b"no more"
 POLL_SECONDS = 0.2
+NOTICE_SECONDS = 5.0
 
 
 def announce(store: Store, number: int, what: bytes) -> None:
@@ -38,10 +40,16 @@ class Serving:
         What fails meanwhile is raised here: the workers would wait for it in vain.
         """
         key = f"to-serve/{len(self._threads)}"
-        while not store.check([key]):
-            self._failed.wait(POLL_SECONDS)
+        try:
+            while not store.check([key]):
+                self._failed.wait(POLL_SECONDS)
+                self._raise_failure()
+            return bytes(store.get(key)) == SOME
+        except DistNetworkError:
+            # Worker 0 keeps the store. What is served hears of its end too, and knows the step.
+            self._failed.wait(NOTICE_SECONDS)
             self._raise_failure()
-        return bytes(store.get(key)) == SOME
+            raise
 
     def wait(self) -> None:
         """Return when all is served; raises what makes one of them fail."""
