@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline import record, spec
 from paceline.architectures.partition import UnitCost, cut, in_flight
-from paceline.architectures.pipeline import _Stage
+from paceline.architectures.pipeline.stage import Stage
 from paceline.errors import MemberError, SpecError
 from paceline.models.units import units_of
 from paceline.record import RunFolder
@@ -80,7 +80,7 @@ def test_weights_shared_by_the_first_and_the_last_stage_stay_one(tmp_path):
 
 def train_without_a_microbatch(session: Session) -> None:
     """What a broken schedule would do: the last micro-batch's gradients are lost."""
-    backward = _Stage.backward_one_chunk
+    backward = Stage.backward_one_chunk
 
     def broken(self, chunk, *args, **kwargs):
         before = {p: None if p.grad is None else p.grad.clone() for p in self.submod.parameters()}
@@ -90,7 +90,7 @@ def train_without_a_microbatch(session: Session) -> None:
                 parameter.grad = gradient
         return result
 
-    _Stage.backward_one_chunk = broken
+    Stage.backward_one_chunk = broken
     train_recorded(session)
 
 
