@@ -4,14 +4,15 @@ The pooling before the classifier adapts to 6x6, so that smaller pictures keep a
 what makes AlexNet interesting for communication is its size.
 """
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from paceline.models.layers import FeaturesThenClassifier
 
 SMALLEST_SIDE_AT_STRIDE_4 = 63
 """Below this the third pooling would have nothing left; the first stride is then 2."""
 
 
-class AlexNet(nn.Module):
+class AlexNet(FeaturesThenClassifier):
     """Dropout is off unless asked for.
 
     Its masks are drawn in each process, so with it n workers would not follow one on the same
@@ -50,15 +51,3 @@ class AlexNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(4096, num_classes),
         )
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
-        return logits
-
-    def units(self) -> list[tuple[str, nn.Module]]:
-        """See `models.units`."""
-        return [
-            ("features", self.features),
-            ("", nn.Flatten(1)),
-            ("classifier", self.classifier),
-        ]

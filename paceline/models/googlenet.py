@@ -6,7 +6,7 @@ Global pooling takes pictures of any size from 32x32 on.
 import torch
 from torch import Tensor, nn
 
-from paceline.models.layers import conv_norm
+from paceline.models.layers import FeaturesThenClassifier, conv_norm
 
 EPSILON = 0.001
 """The original's batch-norm epsilon."""
@@ -57,7 +57,7 @@ class Inception(nn.Module):
         return torch.cat([branch(features) for branch in self.branches], dim=1)
 
 
-class GoogLeNet(nn.Module):
+class GoogLeNet(FeaturesThenClassifier):
     """Dropout is off unless asked for: see AlexNet."""
 
     def __init__(
@@ -81,15 +81,3 @@ class GoogLeNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.trunc_normal_(module.weight, mean=0.0, std=0.01, a=-2, b=2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
-        return logits
-
-    def units(self) -> list[tuple[str, nn.Module]]:
-        """See `models.units`."""
-        return [
-            ("features", self.features),
-            ("", nn.Flatten(1)),
-            ("classifier", self.classifier),
-        ]

@@ -7,7 +7,7 @@ a picture under 75 pixels; smaller ones are padded there, with the same paramete
 import torch
 from torch import Tensor, nn
 
-from paceline.models.layers import PointConv2d
+from paceline.models.layers import FeaturesThenClassifier, PointConv2d
 
 EPSILON = 0.001
 SMALLEST_UNPADDED = 75
@@ -106,7 +106,7 @@ def at_8(channels: int) -> Side:
     )
 
 
-class Inception3(nn.Module):
+class Inception3(FeaturesThenClassifier):
     """Dropout is off unless asked for: see AlexNet."""
 
     def __init__(
@@ -136,15 +136,3 @@ class Inception3(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.trunc_normal_(module.weight, mean=0.0, std=0.1, a=-2, b=2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
-        return logits
-
-    def units(self) -> list[tuple[str, nn.Module]]:
-        """See `models.units`."""
-        return [
-            ("features", self.features),
-            ("", nn.Flatten(1)),
-            ("classifier", self.classifier),
-        ]

@@ -16,6 +16,25 @@ def fill_bias(module: nn.Conv2d | nn.Linear, value: float) -> None:
         nn.init.constant_(module.bias, value)
 
 
+class FeaturesThenClassifier(nn.Module):
+    """A network of two parts: pictures to features, flat features to classes."""
+
+    features: nn.Module
+    classifier: nn.Module
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
+        return logits
+
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """See `models.units`."""
+        return [
+            ("features", self.features),
+            ("", nn.Flatten(1)),
+            ("classifier", self.classifier),
+        ]
+
+
 class PointConv2d(nn.Conv2d):
     """A 1x1 convolution; on a CPU, of pictures with channels last, one matrix product.
 

@@ -1,12 +1,11 @@
 """P2's convolutional networks for MNIST and CIFAR-10: conv 32, conv 64, full 1024."""
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from paceline.models.layers import fill_bias, pooled_size
+from paceline.models.layers import FeaturesThenClassifier, fill_bias, pooled_size
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(FeaturesThenClassifier):
     """5x5 convolutions of stride 1, each with 2x2 max pooling and ReLU (pooled first: cheaper)."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -28,15 +27,3 @@ class SmallCNN(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 fill_bias(module, 0.0)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
-        return logits
-
-    def units(self) -> list[tuple[str, nn.Module]]:
-        """See `models.units`."""
-        return [
-            ("features", self.features),
-            ("", nn.Flatten(1)),
-            ("classifier", self.classifier),
-        ]

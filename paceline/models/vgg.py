@@ -4,17 +4,16 @@ Smaller pictures than 224x224 keep all the parameters (528 MB and 548 MB, as P4 
 CIFAR-10): the pooling before the classifier adapts to 7x7.
 """
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from paceline.models.layers import fill_bias
+from paceline.models.layers import FeaturesThenClassifier, fill_bias
 
 WIDTHS = (64, 128, 256, 512, 512)
 VGG16 = (2, 2, 3, 3, 3)
 VGG19 = (2, 2, 4, 4, 4)
 
 
-class VGG(nn.Module):
+class VGG(FeaturesThenClassifier):
     """`depths` counts the convolutions of each block. Dropout is off by default: see AlexNet."""
 
     def __init__(
@@ -55,15 +54,3 @@ class VGG(nn.Module):
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, 0, 0.01)
                 fill_bias(module, 0.0)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(torch.flatten(self.features(images), 1))
-        return logits
-
-    def units(self) -> list[tuple[str, nn.Module]]:
-        """See `models.units`."""
-        return [
-            ("features", self.features),
-            ("", nn.Flatten(1)),
-            ("classifier", self.classifier),
-        ]
