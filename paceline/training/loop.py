@@ -188,12 +188,15 @@ class _Worker:
 
     def took(self, step: int, batch: data.Batch, total: int) -> bool:
         """Take a step; False where a worker was lost in it, and all make it again."""
-        if not isinstance(self._model, PipelineModel):
-            session = self._session
+        session, model = self._session, self._model
+        if not isinstance(model, PipelineModel):
             session.scale_gradients(len(batch[0]) * len(session.members) / total)
+        before = [one.clone() for one in model.buffers()] if session.survivors.go_on else []
         try:
             self.step(step, *batch)
         except StepAgain:
+            for buffer, was in zip(model.buffers(), before, strict=True):
+                buffer.copy_(was)  # statistics of batches, which see each batch once
             return False
         return True
 

@@ -93,6 +93,15 @@ def test_the_others_go_on_like_the_undisturbed(tmp_path, undisturbed, deaths, wo
     check_told(job, deaths)
 
 
+def test_statistics_see_a_batch_once_that_is_computed_twice(tmp_path):
+    workload = {"model": "tests.training.models:normed", "input_shape": (3, 8, 8)}
+    with Losing(tmp_path, RING, deaths={"worker1": "inside an exchange"}, **workload) as job:
+        job.end("worker1")
+    counts = [v for name, v in job.weights("worker0").items() if name.endswith("batches_tracked")]
+    assert counts
+    assert all(int(count) == STEPS for count in counts)
+
+
 @pytest.mark.parametrize(
     ("lost", "behind", "step"),
     [
