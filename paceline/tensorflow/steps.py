@@ -11,18 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import msgspec
 import tensorflow as tf
 import torch
 from torch import Tensor
 
+from paceline import spec
 from paceline.architectures.base import Architecture
 from paceline.errors import PacelineError, SpecError
 from paceline.tensorflow import graph, rules
 from paceline.tensorflow.mirror import Array, Mirror, StandIn, handed_over, to_numpy, to_torch
 from paceline.training.session import Session
+from paceline.units import parse_bytes
 
 Apply = Callable[[Sequence[Any], Sequence[Any]], Any]
 """The Keras optimizer's own `apply(gradients, variables)`."""
+
+Parcel = list[tuple[int, Any]]
+"""Gradients that leave together, each with the number of its variable."""
+
+PARCEL = "4MiB"
+"""A call from TensorFlow to Python costs 50 us: a parcel is worth it many times over."""
 
 
 class Way(Protocol):
@@ -122,6 +131,9 @@ class Averaged:
         # A last number travels with the gradients: how much this worker's count.
         mirror.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
         mirror.tensors = list(mirror.parameters())
+        if isinstance(session.options, spec.Ring) and session.options.bucket == "auto":
+            # A bucket that waits for more than a parcel would keep it from leaving.
+            session.options = msgspec.structs.replace(session.options, bucket=PARCEL)
         self.common = Common(session, mirror, StandIn(mirror.tensors), keras)
         self._passes = passes
         self._is_own_memory = session.options.__struct_config__.tag == "server"
@@ -130,32 +142,55 @@ class Averaged:
     def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         numbers = [self.common.number(variable) for _, variable in pairs]
-        facts = facts_of(self._passes, self.common.keras)
+        facts, inputs = facts_of(self._passes, self.common.keras), [g for g, _ in pairs]
+        *early, last = parcels(numbers, inputs)
+        rest = graph.Remainder([[g for _, g in parcel] for parcel in (*early, last)])
+        for parcel in early:
+            self._hand_over(parcel, facts[0])
+            rest.waits()
 
         def exchange(size: Array, *arrays: Array) -> list[Array]:
             with self.common.noting_failures():
-                return self._exchange(numbers, arrays, int(size))
+                self.common.begin_exchange()
+                self._take([number for number, _ in last], arrays, int(size))
+                return self._means(numbers)
 
-        inputs = [gradient for gradient, _ in pairs]
-        means = graph.call(exchange, [facts[0], *inputs], [g.dtype for g in inputs])
+        given = [facts[0], *(gradient for _, gradient in last)]
+        means = graph.call(exchange, given, [g.dtype for g in inputs])
         for mean, gradient in zip(means, inputs, strict=True):
             mean.set_shape(gradient.shape)
         result, writes = graph.writes_of(lambda: original(means, [v for _, v in pairs]))
         graph.notice(self.common.end_step, facts, after=writes)
         return result
 
+    def _hand_over(self, parcel: Parcel, size: Any) -> None:
+        """Let these gradients leave while the rest is computed."""
+        numbers = [number for number, _ in parcel]
+
+        def take(size: Array, *arrays: Array) -> None:
+            with self.common.noting_failures():
+                self._take(numbers, arrays, int(size))
+
+        graph.notice(take, [size, *(gradient for _, gradient in parcel)])
+
     @torch.no_grad()
-    def _exchange(self, numbers: list[int], arrays: Sequence[Array], size: int) -> list[Array]:
-        self.common.begin_exchange()
+    def _take(self, numbers: Sequence[int], arrays: Sequence[Array], size: int) -> None:
         tensors, weight = self.common.mirror.tensors, self.common.weight_of(size)
         for number, array in zip(numbers, arrays, strict=True):
             gradient = to_torch(array)
             tensors[number].grad = gradient if weight == 1.0 else gradient * weight
-        tensors[-1].grad = torch.full((1,), weight)
         exchange: Any = self.common.architecture
-        for number in [len(tensors) - 1, *reversed(numbers)]:  # as backward makes them
+        if tensors[-1].grad is None:
+            tensors[-1].grad = torch.full((1,), weight)
+            exchange.made(len(tensors) - 1)
+        for number in numbers:
             exchange.made(number)
-        exchange.pass_over()
+
+    @torch.no_grad()
+    def _means(self, numbers: Sequence[int]) -> list[Array]:
+        tensors, exchange = self.common.mirror.tensors, self.common.architecture
+        sink: Any = exchange
+        sink.pass_over()
         total = float(_gradient(tensors[-1]))
         means = [_gradient(tensors[number]) for number in numbers]
         for tensor in tensors:
@@ -301,6 +336,19 @@ class Local:
         mirror.read()
         self.common.architecture.settle()
         mirror.write()
+
+
+def parcels(numbers: Sequence[int], gradients: Sequence[Any]) -> list[Parcel]:
+    """Cut gradients into parcels, the last layer's first, as backward makes them."""
+    made: list[Parcel] = [[]]
+    size_bytes, full_bytes = 0, parse_bytes(PARCEL, "parcel")
+    for number, gradient in reversed(list(zip(numbers, gradients, strict=True))):
+        if size_bytes >= full_bytes:
+            made.append([])
+            size_bytes = 0
+        made[-1].append((number, gradient))
+        size_bytes += (gradient.shape.num_elements() or 0) * gradient.dtype.size
+    return made
 
 
 def facts_of(passes: Any, keras: Any) -> list[Any]:
