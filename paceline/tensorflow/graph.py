@@ -51,6 +51,11 @@ def notice(function: Callable[..., None], inputs: Sequence[Any], after: Sequence
     call(quietly, inputs, [], after)
 
 
+def last_node() -> Any:
+    """The last node of ours in the present graph, if there is one."""
+    return _last.get(tf.compat.v1.get_default_graph())
+
+
 def behind(value: Any) -> Any:
     """`value`, whose users wait for the last node of ours."""
     if tf.executing_eagerly():
@@ -58,63 +63,6 @@ def behind(value: Any) -> Any:
     graph = tf.compat.v1.get_default_graph()
     with tf.control_dependencies([_last[graph]] if graph in _last else []):
         return tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value)
-
-
-class Remainder:
-    """What is still to be computed when some of a graph's tensors are there already.
-
-    With one thread for operations TensorFlow first runs one chain as far as it goes, here through
-    the gradients of all activations, and leaves those of weights to the end. So what only later
-    tensors need is told to wait for the node that takes the earlier ones. With more threads another
-    one takes them up at once, and nothing need wait.
-    """
-
-    def __init__(self, lots: Sequence[Sequence[Any]]) -> None:
-        """`lots`: tensors in the order in which nodes of ours will take them."""
-        self._waiting: list[list[Any]] = []
-        if tf.executing_eagerly() or len(lots) == 1 or not _has_one_thread():
-            return
-        graph = tf.compat.v1.get_default_graph()
-        lot_of = _reached([[last] if (last := _last.get(graph)) else [], *map(_ops, lots)])
-        if any(lot > 1 and _acts(op) for op, lot in lot_of.items()):
-            return  # TensorFlow orders such nodes by itself, and would be contradicted
-        self._waiting = [[] for _ in lots[1:]]
-        for op, lot in lot_of.items():
-            if lot > 1 and any(1 <= lot_of[of.op] < lot for of in op.inputs):
-                self._waiting[lot - 2].append(op)
-
-    def waits(self) -> None:
-        """The last node of ours has taken the next lot: what is needed after it may begin now."""
-        if self._waiting:
-            node = _last[tf.compat.v1.get_default_graph()]
-            for op in self._waiting.pop(0):
-                op._add_control_input(node)
-
-
-def _reached(lots: Sequence[Sequence[Any]]) -> dict[Any, int]:
-    """Every operation that these need, with the number of the first lot that does."""
-    reached: dict[Any, int] = {}
-    for number, operations in enumerate(lots):
-        pending = list(operations)
-        while pending:
-            op = pending.pop()
-            if op not in reached:
-                reached[op] = number
-                pending += [*_ops(op.inputs), *op.control_inputs]
-    return reached
-
-
-def _ops(tensors: Sequence[Any]) -> list[Any]:
-    return [tensor.op for tensor in tensors]
-
-
-def _acts(op: Any) -> bool:
-    """It does more than compute."""
-    return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
-
-
-def _has_one_thread() -> bool:
-    return int(tf.config.threading.get_inter_op_parallelism_threads()) == 1
 
 
 def writes_of(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
