@@ -51,6 +51,11 @@ def notice(function: Callable[..., None], inputs: Sequence[Any], after: Sequence
     call(quietly, inputs, [], after)
 
 
+def last_node() -> Any:
+    """The last node of ours in the present graph, if there is one."""
+    return _last.get(tf.compat.v1.get_default_graph())
+
+
 def behind(value: Any) -> Any:
     """`value`, whose users wait for the last node of ours."""
     if tf.executing_eagerly():

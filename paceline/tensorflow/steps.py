@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import msgspec
 import tensorflow as tf
 import torch
 from torch import Tensor
 
+from paceline import spec
 from paceline.architectures.base import Architecture
+from paceline.architectures.gradients import Sink
 from paceline.errors import PacelineError, SpecError
-from paceline.tensorflow import graph, rules
+from paceline.tensorflow import graph, parcels, rules
 from paceline.tensorflow.mirror import Array, Mirror, StandIn, handed_over, to_numpy, to_torch
 from paceline.training.session import Session
 
@@ -122,6 +125,9 @@ class Averaged:
         # A last number travels with the gradients: how much this worker's count.
         mirror.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
         mirror.tensors = list(mirror.parameters())
+        if isinstance(session.options, spec.Ring) and session.options.bucket == "auto":
+            # A bucket that waits for more than a parcel would keep it from leaving.
+            session.options = msgspec.structs.replace(session.options, bucket=parcels.PARCEL)
         self.common = Common(session, mirror, StandIn(mirror.tensors), keras)
         self._passes = passes
         self._is_own_memory = session.options.__struct_config__.tag == "server"
@@ -130,14 +136,21 @@ class Averaged:
     def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         numbers = [self.common.number(variable) for _, variable in pairs]
-        facts = facts_of(self._passes, self.common.keras)
+        facts, inputs = facts_of(self._passes, self.common.keras), [g for g, _ in pairs]
 
-        def exchange(size: Array, *arrays: Array) -> list[Array]:
+        def take(own: list[int], size: Array, *arrays: Array) -> None:
             with self.common.noting_failures():
-                return self._exchange(numbers, arrays, int(size))
+                self._take(own, arrays, int(size))
 
-        inputs = [gradient for gradient, _ in pairs]
-        means = graph.call(exchange, [facts[0], *inputs], [g.dtype for g in inputs])
+        last = parcels.leave_early(take, facts[:1], numbers, inputs)
+
+        def exchange(*given: Array) -> list[Array]:
+            self.common.begin_exchange()
+            take(last.numbers, *given)
+            with self.common.noting_failures():
+                return self._means(numbers)
+
+        means = graph.call(exchange, [facts[0], *last.gradients], [g.dtype for g in inputs])
         for mean, gradient in zip(means, inputs, strict=True):
             mean.set_shape(gradient.shape)
         result, writes = graph.writes_of(lambda: original(means, [v for _, v in pairs]))
@@ -145,17 +158,22 @@ class Averaged:
         return result
 
     @torch.no_grad()
-    def _exchange(self, numbers: list[int], arrays: Sequence[Array], size: int) -> list[Array]:
-        self.common.begin_exchange()
+    def _take(self, numbers: Sequence[int], arrays: Sequence[Array], size: int) -> None:
         tensors, weight = self.common.mirror.tensors, self.common.weight_of(size)
         for number, array in zip(numbers, arrays, strict=True):
             gradient = to_torch(array)
             tensors[number].grad = gradient if weight == 1.0 else gradient * weight
-        tensors[-1].grad = torch.full((1,), weight)
-        exchange: Any = self.common.architecture
-        for number in [len(tensors) - 1, *reversed(numbers)]:  # as backward makes them
-            exchange.made(number)
-        exchange.pass_over()
+        sink = _sink(self.common.architecture)
+        if tensors[-1].grad is None:
+            tensors[-1].grad = torch.full((1,), weight)
+            sink.made(len(tensors) - 1)
+        for number in numbers:
+            sink.made(number)
+
+    @torch.no_grad()
+    def _means(self, numbers: Sequence[int]) -> list[Array]:
+        tensors = self.common.mirror.tensors
+        _sink(self.common.architecture).pass_over()
         total = float(_gradient(tensors[-1]))
         means = [_gradient(tensors[number]) for number in numbers]
         for tensor in tensors:
@@ -183,6 +201,7 @@ class Served:
         optimizer = rules.make(keras, mirror)
         self.common = Common(session, mirror, optimizer, keras)
         self._passes = passes
+        self._has_begun, self._weight = False, 1.0
 
     def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -190,40 +209,52 @@ class Served:
         facts = facts_of(self._passes, self.common.keras)
         own = rules.clipped(self.common.keras, [gradient for gradient, _ in pairs])
 
-        def exchange(*given: Array) -> list[Array]:
+        def take(own: list[int], *given: Array) -> None:
             with self.common.noting_failures():
-                return self._exchange(numbers, given[: len(facts)], given[len(facts) :])
+                if not self._has_begun:
+                    self._begin(numbers, given[: len(facts)])
+                self._take(own, given[len(facts) :])
+
+        last = parcels.leave_early(take, facts, numbers, own)
+
+        def exchange(*given: Array) -> list[Array]:
+            self.common.begin_exchange()
+            take(last.numbers, *given)
+            with self.common.noting_failures():
+                return self._weights(given[: len(facts)])
 
         trained = self.common.mirror.trained
         types = [variable.value.dtype for variable in trained]
-        for variable, weights in zip(
-            trained, graph.call(exchange, [*facts, *own], types), strict=True
-        ):
+        made = graph.call(exchange, [*facts, *last.gradients], types)
+        for variable, weights in zip(trained, made, strict=True):
             weights.set_shape(variable.shape)
             variable.assign(weights)
         return self.common.keras.iterations.assign_add(1)
 
-    @torch.no_grad()
-    def _exchange(
-        self, numbers: list[int], facts: Sequence[Array], arrays: Sequence[Array]
-    ) -> list[Array]:
-        self.common.begin_exchange()
-        tensors, exchange = self.common.mirror.tensors, self.common.architecture
-        weight, is_new = self.common.weight_of(int(facts[0])), set(numbers)
-        for number, array in zip(numbers, arrays, strict=True):
-            # Copied: a server may read it when TensorFlow has long put something else there.
-            tensors[number].grad = to_torch(array).clone().mul_(weight)
-        for number, tensor in enumerate(tensors):
+    def _begin(self, numbers: list[int], facts: Sequence[Array]) -> None:
+        """The first gradients of a step are about to leave; it will have those of `numbers`."""
+        is_new = set(numbers)
+        for number, tensor in enumerate(self.common.mirror.tensors):
             if number not in is_new:
                 tensor.grad = None
         self.common.set_rate(facts[2])  # settings leave ahead of gradients
-        sink: Any = exchange
-        for number in reversed(numbers):
+        self._has_begun, self._weight = True, self.common.weight_of(int(facts[0]))
+
+    @torch.no_grad()
+    def _take(self, numbers: list[int], arrays: Sequence[Array]) -> None:
+        tensors, sink = self.common.mirror.tensors, _sink(self.common.architecture)
+        for number, array in zip(numbers, arrays, strict=True):
+            # Copied: a server may read it when TensorFlow has long put something else there.
+            tensors[number].grad = to_torch(array).clone().mul_(self._weight)
             sink.made(number)
-        sink.pass_over()
+
+    @torch.no_grad()
+    def _weights(self, facts: Sequence[Array]) -> list[Array]:
+        self._has_begun = False
+        _sink(self.common.architecture).pass_over()
         self.common.end_step(*facts)
         self.common.session.clock.enter("exchange_exposed")
-        return [to_numpy(tensor.detach().clone()) for tensor in tensors]
+        return [to_numpy(tensor.detach().clone()) for tensor in self.common.mirror.tensors]
 
     def settle(self) -> None:
         self.common.architecture.settle()
@@ -307,6 +338,13 @@ def facts_of(passes: Any, keras: Any) -> list[Any]:
     """Size of the batch, loss and learning rate, for the record."""
     size, loss = passes.take()
     return [size, loss, tf.cast(keras.learning_rate, tf.float32)]
+
+
+def _sink(architecture: Architecture) -> Sink:
+    """Who is told of gradients; in PyTorch autograd does."""
+    sink: Any = architecture
+    told: Sink = sink
+    return told
 
 
 def _gradient(tensor: Tensor) -> Tensor:

@@ -89,6 +89,11 @@ def test_a_dropped_gradient_is_noticed():
     assert min(apart("fit:momentum", result["fit:momentum"]) for result in results) > 1e-2
 
 
+def test_gradients_leave_while_the_others_are_computed():
+    for told in run_members(member("leave"), workers=2):
+        assert told == ["taken [2, 3]", "goes on to the first layer", "taken [0, 1]"]
+
+
 @pytest.mark.parametrize(
     ("architecture", "servers"),
     [

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import paceline.tensorflow as paceline
-from paceline.tensorflow import steps
+from paceline.tensorflow import parcels, steps
 from paceline.training.session import Session
 
 STEPS, BATCH = 20, 16
@@ -96,7 +96,9 @@ def loop(session: Session, name: str) -> Result:
 
 
 def train(session: Session, cases: list[str]) -> dict[str, Result]:
-    """Each case is "fit:optimizer" or "loop:optimizer"."""
+    """Each case is "fit:optimizer" or "loop:optimizer"; gradients leave in several parcels."""
+    _use_one_thread()
+    parcels.PARCEL = "256B"
     paceline.init()
     kinds = {"fit": fit, "loop": loop}
     return {case: kinds[case.split(":")[0]](session, case.split(":")[1]) for case in cases}
@@ -104,13 +106,13 @@ def train(session: Session, cases: list[str]) -> dict[str, Result]:
 
 def train_without_one(session: Session, cases: list[str]) -> dict[str, Result]:
     """As `train`, but what worker 1 computes never reaches the others."""
-    exchange = steps.Averaged._exchange
+    take = steps.Averaged._take
 
-    def dropped(self: Any, numbers: Any, arrays: Any, size: int) -> Any:
+    def dropped(self: Any, numbers: Any, arrays: Any, size: int) -> None:
         lost = [np.zeros_like(array) for array in arrays] if session.rank == 1 else arrays
-        return exchange(self, numbers, lost, size)
+        take(self, numbers, lost, size)
 
-    steps.Averaged._exchange = dropped
+    steps.Averaged._take = dropped
     return train(session, cases)
 
 
@@ -201,3 +203,43 @@ def half_precision(session: Session) -> Result:
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     kind = type(model.optimizer).__name__
     return {"optimizer": kind, "weights": model.get_weights()}
+
+
+def _use_one_thread() -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def leave(session: Session) -> list[str]:
+    """What happens in one backward pass through two layers, each of which fills a parcel."""
+    _use_one_thread()
+    parcels.PARCEL = "64B"
+    paceline.init()
+    told: list[str] = []
+
+    def computes(dy: Any) -> Any:
+        told.append("goes on to the first layer")
+        return dy
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def between(x: Any) -> Any:
+        def backward(dy: Any) -> Any:
+            passed = tf.numpy_function(computes, [dy], dy.dtype, stateful=False)
+            return tf.ensure_shape(passed, dy.shape)
+
+        return tf.identity(x), backward
+
+    inputs = keras.Input((8,))
+    outputs = layers.Dense(8)(layers.Lambda(between)(layers.Dense(8)(inputs)))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    model = paceline.distribute(model)
+    take = steps.Averaged._take
+
+    def taken(self: Any, numbers: Any, arrays: Any, size: int) -> None:
+        told.append(f"taken {sorted(numbers)}")
+        take(self, numbers, arrays, size)
+
+    steps.Averaged._take = taken
+    model.fit(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"), batch_size=4, verbose=0)
+    return told
