@@ -56,6 +56,15 @@ CELLS: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "googlenet-server-4-1": ("googlenet", "server", 4, 1, {}),
     "googlenet-colocated-6": ("googlenet", "server:placement=colocated", 6, 0, {}),
     "googlenet-server-4-1-latency": ("googlenet", "server", 4, 1, {"link": "1gbit,2ms"}),
+    "colocated-4-short-latency": (
+        "resnet50",
+        "server:placement=colocated",
+        4,
+        0,
+        {"link": "1gbit,500us"},
+    ),
+    "googlenet-server-4-2-long-latency": ("googlenet", "server", 4, 2, {"link": "1gbit,5ms"}),
+    "alexnet-ring-4-long-latency": ("alexnet", "ring", 4, 0, {"link": "1gbit,5ms"}),
 }
 CALIBRATING = ("ring-4", "server-4-2", "colocated-4")
 LINK, DEVICE, BATCH = "1gbit", "k80", 32

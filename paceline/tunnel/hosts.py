@@ -15,7 +15,7 @@ known from the start, so that only members' own packets are counted.
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -136,12 +136,13 @@ class Tunnel:
         names = [SWITCH, *self.plans]
         ip(batch=[f"netns add {self.namespace(name)}" for name in names])
         widest = max(links.window_bytes(plan.link) for plan in self.plans.values())
+        delayed = any(plan.link.latency_seconds for plan in self.plans.values())
+        buffers = links.buffer_settings(widest, delayed=delayed)
         for name in names:
-            call_in(self.namespace(name), lambda: _tune(widest))
+            call_in(self.namespace(name), lambda: _tune(buffers))
         switch = self.namespace(SWITCH)
         ip(batch=self._switch_commands(), namespace=switch)
-        delayed = [p for p in self.plans.values() if p.link.latency_seconds]
-        use_netem = bool(delayed) and delay.netem_available(switch)
+        use_netem = delayed and delay.netem_available(switch)
         for index, plan in enumerate(self.plans.values()):
             self._build_host(index, plan, use_netem)
         expected = {port: self.plans[name].link for name, port in self._ports.items()}
@@ -249,14 +250,12 @@ def _bridge_mac(index: int) -> str:
     return _mac(0xFF00 + index)
 
 
-def _tune(window_bytes: int) -> None:
+def _tune(buffers: Mapping[str, str]) -> None:
     """Settings of the namespace this thread is in: no IPv6, TCP buffers that fit the links."""
     settings = {
         "ipv6/conf/all/disable_ipv6": "1",
         "ipv6/conf/default/disable_ipv6": "1",
-        # TCP's bounds count bookkeeping too, half of a buffer: twice the window gives the window.
-        "ipv4/tcp_rmem": f"4096 {window_bytes} {2 * window_bytes}",
-        "ipv4/tcp_wmem": f"4096 {window_bytes} {2 * window_bytes}",
+        **{f"ipv4/{name}": value for name, value in buffers.items()},
         # Without drops windows fill the buffers and stay there. reno is the one that every
         # namespace may choose.
         "ipv4/tcp_congestion_control": "reno",

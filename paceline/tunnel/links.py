@@ -17,8 +17,8 @@ PAYLOAD_FRACTION = SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
 """Share of a link's rate left for TCP's payload: 0.956."""
 
 WINDOW_BYTES = 1 << 19
-"""Receive buffer of a connection on a link without latency; with latency, twice what is in flight
-on top."""
+"""What a connection may have on its way on a link without latency: a queue that bridges the moments
+in which this machine does something else."""
 
 _BURST_SECONDS = 2e-3
 """What a link may catch up on when this machine served its queue late; the price is that a message
@@ -82,6 +82,27 @@ def read_back(namespace: str, expected: dict[str, Link]) -> None:
 
 
 def window_bytes(link: Link) -> int:
-    """TCP buffer that keeps `link` full: its latency there and back, and room to spare."""
+    """What a connection may have on its way so that `link` stays full: what its latency there and
+    back holds, and room to spare."""
     in_flight = link.bandwidth_bits_per_second / 8 * 2 * link.latency_seconds
-    return WINDOW_BYTES + int(2 * in_flight)
+    return WINDOW_BYTES + int(in_flight)
+
+
+def buffer_settings(window_bytes: int, *, delayed: bool) -> dict[str, str]:
+    """TCP's buffers in a host (names below net/ipv4): who bounds what a connection has on its way.
+
+    Packets on a delayed link pass a relay, and how much of them a receiver's buffer holds differs
+    from connection to connection, by half and more. Where a link is full both ways, news of what
+    has come waits behind data, so that the direction with the smaller windows falls behind by as
+    much. So there the sender bounds, whose buffers hold the same everywhere; receivers have room
+    to spare, and do not tune themselves.
+    """
+    if delayed:
+        return {
+            "tcp_rmem": f"4096 {4 * window_bytes} {4 * window_bytes}",
+            "tcp_wmem": f"4096 {window_bytes} {window_bytes}",
+            "tcp_moderate_rcvbuf": "0",
+        }
+    # The kernel's bookkeeping is counted too, half of a buffer: twice the window gives the window.
+    bounds = f"4096 {window_bytes} {2 * window_bytes}"
+    return {"tcp_rmem": bounds, "tcp_wmem": bounds}

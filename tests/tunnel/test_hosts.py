@@ -97,6 +97,31 @@ def test_racks_need_an_uplink():
         Tunnel(plans)
 
 
+def buffers_between(plans):
+    """What the kernel gives a connection from host a to host b: to send from, to receive into."""
+    with Tunnel(plans) as network:
+        address = network.address("b")
+        listener = call_in(network.namespace("b"), lambda: socket.create_server((address, 0)))
+        with listener:
+            port = listener.getsockname()[1]
+            made = call_in(
+                network.namespace("a"),
+                lambda: socket.create_connection((address, port), timeout=10),
+            )
+            with made, listener.accept()[0] as other:
+                sending = made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+                return sending, other.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+
+def test_on_delayed_links_the_sender_bounds_what_is_on_its_way(rights):
+    """Where receivers did, a server's link that was full both ways lost a sixth of one way."""
+    delayed = parse_link("400mbit,5ms", "test")
+    sending, receiving = buffers_between([HostPlan(name=name, link=delayed) for name in "ab"])
+    assert sending == links.window_bytes(delayed)
+    assert sending >= 400e6 / 8 * 2 * 5e-3
+    assert receiving >= 4 * sending
+
+
 def test_latency_delays_and_keeps_the_rate(rights):
     link = parse_link("100mbit,5ms", "test")
     with Tunnel([HostPlan(name="a", link=link), HostPlan(name="b", link=link)]) as network:
