@@ -32,6 +32,7 @@ from paceline.record.lives import RESTART
 
 ARCHITECTURES = {
     "server": ("server", 1),
+    "servers": ("server:transport=tcp", 2),
     "colocated": ("server:placement=colocated", 0),
     "ring": ("ring", 0),
     "average": ("average:every=4", 0),

@@ -65,6 +65,10 @@ class Context:
     """Called before `members_changed` with a lost worker, the first step that it does not count in,
     and in how many steps from that one on samples were divided with it all the same."""
 
+    server_lost: Callable[[str, int], None] = lambda server, step: None
+    """Called between two steps with a server that was lost in a step, and without which the others
+    go on."""
+
     starts_at: Callable[[int], None] = lambda step: None
     """Called where this worker has joined a job that ran: the first step it takes part in."""
 

@@ -9,6 +9,7 @@ from paceline import spec
 from paceline.errors import MemberError, SpecError
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import ECHO_SECONDS, Ending
+from paceline.protocol.plan import Shape, why_no_second_homes
 from paceline.record import Event, RunFolder
 
 WHERE = "--on-loss"
@@ -31,6 +32,8 @@ class Losses:
         experiment = folder.experiment()
         self._founders = experiment.cluster.workers
         self._needs_worker_0 = experiment.architecture.needs_worker_0
+        self._servers = experiment.cluster.servers
+        self._has_second_homes = not why_servers_are_needed(experiment)
         self._newcomers = iter(newcomers)
         self.to_start: list[MemberCommand] = []
         """In the place of lost ones, for the launcher to take."""
@@ -53,7 +56,8 @@ class Losses:
             for one in sorted(news, key=lambda one: one.name):
                 self._let_be[one.name] = one.time
                 how = MemberError(one.name, one.status, one.lines).brief
-                newcomer = next(self._newcomers, None)
+                is_worker = one.name.startswith("worker")
+                newcomer = next(self._newcomers, None) if is_worker else None
                 instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
                 self._say(f"{how}; {len(workers)} workers go on without it{instead}")
                 self.to_start += [] if newcomer is None else [newcomer]
@@ -62,9 +66,12 @@ class Losses:
         return [one for one in failed if self._let_be.get(one.name, first) >= first - ECHO_SECONDS]
 
     def _can_be_done_without(self, one: Ending) -> bool:
-        """A worker, whatever it died of but what it was asked for: that all would die of."""
-        needed = one.name == "worker0" and self._needs_worker_0
-        if needed or not one.name.startswith("worker"):
+        """A worker, whatever it died of but what it was asked for: that all would die of; a server
+        where what it had is with others too."""
+        if not one.name.startswith("worker"):
+            gone = [name for name in self._let_be if name.startswith("server")]
+            return self._has_second_homes and len(gone) + 1 < self._servers
+        if one.name == "worker0" and self._needs_worker_0:
             return False
         joined = int(one.name.removeprefix("worker")) >= self._founders
         return joined or one.status != SpecError.exit_status
@@ -103,6 +110,18 @@ def check_on_loss(experiment: spec.Experiment) -> None:
     if cluster.launcher == "ray":
         problem = "members that Ray starts end together."
         raise SpecError(WHERE, problem, "leave --launcher out, or write stop.")
+
+
+def why_servers_are_needed(experiment: spec.Experiment) -> str:
+    """Why the others cannot go on without a lost server; empty where they can."""
+    kind, cluster = experiment.architecture, experiment.cluster
+    if not isinstance(kind, spec.Server):
+        return "there are no servers"
+    members = cluster.workers + cluster.servers
+    apart = experiment.engine == "tunnel" or bool(cluster.hosts)
+    hosts = () if apart else (0,) * members
+    shape = Shape(workers=cluster.workers, servers=cluster.servers, hosts=hosts)
+    return why_no_second_homes(kind, shape)
 
 
 def check_survives(kind: spec.Architecture) -> None:

@@ -29,7 +29,7 @@ ECHOES = (
     "Connection refused",
     "Broken pipe",
     "no answer within",
-    "was lost in step",
+    " was lost",
     "use transport=tcp between containers",
     "failed to recv",
     "recvValue failed",

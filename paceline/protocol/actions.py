@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.protocol.messages import Message, Push, Settings
+from paceline.protocol.messages import Copy, Message, Push, Settings
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -21,8 +21,8 @@ class Send(Action, frozen=True, gc=False):
     to: str
     message: Message
     payload: int | None = None
-    """The chunk whose gradient (push), weights or mean (answer) goes with it; how it does, and
-    whether bytes move at all, is the carrier's affair."""
+    """The chunk whose gradient (push), weights or mean (answer), state (copy) or both (handed) goes
+    with it; how it does, and whether bytes move at all, is the carrier's affair."""
 
     seat: bool = False
     """For the seat in that member, not for its worker's side."""
@@ -32,6 +32,12 @@ class Keep(Action, frozen=True, gc=False):
     """Hold the gradient that came with this push until work takes it, or it is dropped."""
 
     push: Push
+
+
+class KeepCopy(Action, frozen=True, gc=False):
+    """Hold the state that came with this copy until weights of a later version have come."""
+
+    copy: Copy
 
 
 class Drop(Action, frozen=True, gc=False):
@@ -117,6 +123,14 @@ class Crew(Action, frozen=True):
     take part in it and in others until `since` have divided the samples with them."""
 
 
+class Rehomed(Action, frozen=True):
+    """A server was lost in a step, and these are the seats of all chunks from now on."""
+
+    member: str
+    step: int
+    owners: tuple[int, ...]
+
+
 class Note(Action, frozen=True):
     """Something for the record."""
 
@@ -186,14 +200,5 @@ class Lost(Event, frozen=True, gc=False):
     member: str
 
 
-class Moved(Event, frozen=True, gc=False):
-    """A generation with other owners: what they were not known to have goes to the new ones."""
-
-    owners: tuple[int, ...]
-
-
-class Adopt(Event, frozen=True, gc=False):
-    """A seat serves one more chunk, which has seen `version` updates."""
-
-    chunk: int
-    version: int
+class Served(Event, frozen=True, gc=False):
+    """Servers are about to be given weights and state from outside."""

@@ -19,6 +19,7 @@ from paceline.protocol.actions import (
     Work,
 )
 from paceline.protocol.admission import Admission
+from paceline.protocol.homes import SeatHomes
 from paceline.protocol.losses import SeatLosses
 from paceline.protocol.membership import Roster
 from paceline.protocol.messages import (
@@ -26,6 +27,7 @@ from paceline.protocol.messages import (
     Chosen,
     Commit,
     Configure,
+    Copy,
     Gathered,
     Join,
     Measured,
@@ -85,6 +87,10 @@ class Slot:
         """Worker -> the version that may answer it, and the answer but for its version."""
         self.absent: tuple[int, ...] = ()
         """Of the newest mean: parameters that nobody had a gradient for."""
+        self.keeper: int | None = None
+        """The worker that has the newest state too, or will."""
+        self.is_copied = True
+        """It has; others may be answered."""
 
 
 class Chunks:
@@ -118,6 +124,7 @@ class Chunks:
         self._pulls: list[Pull] = []
         self._admission = Admission(plan.rules)
         self._losses = SeatLosses(plan, seat, version)
+        self._homes = SeatHomes(plan, seat)
         self._full: Counter[int] = Counter()
         """Step -> chunks that have all its gradients, where steps close as a whole."""
         self._joins: list[Join] = []
@@ -139,6 +146,8 @@ class Chunks:
 
     def missing(self, chunk: int) -> list[int]:
         """Workers that the open step of a chunk really waits for."""
+        if self._homes.takes_in(chunk):
+            return self._homes.silent(chunk, self.roster.present)
         slot = self._slot(chunk)
         step = slot.steps.get(slot.closed)
         pushed = set(step.pushes) if step else set()
@@ -175,7 +184,18 @@ class Chunks:
         slot = self._slots[work.chunk]
         slot.version += 1
         slot.absent = work.absent if work.kind == "mean" else ()
-        return [*self._answer(slot), *self._answer_pulls()]
+        copied = [] if work.kind == "mean" else self._copy(work.chunk, slot)
+        return [*copied, *self._answer(slot), *self._answer_pulls()]
+
+    def _copy(self, chunk: int, slot: Slot) -> list[Action]:
+        """Give the state of a chunk a second home, before any other worker is answered."""
+        due = sorted(w for w, (needed, _) in slot.waiting.items() if needed <= slot.version)
+        slot.is_copied = not (self.rules.second_homes and due)
+        if slot.is_copied:
+            return []
+        if slot.keeper not in due:
+            slot.keeper = due[chunk % len(due)]
+        return [Send(f"worker{slot.keeper}", Copy(chunk, slot.version), chunk)]
 
     # Gradients.
 
@@ -186,17 +206,24 @@ class Chunks:
             raise ExchangeError(f"chunk {chunk} is not held by this server.") from None
 
     def _push(self, push: Push) -> list[Action]:
-        slot = self._slot(push.chunk)
         if not self.roster.admits(push.worker, push.generation):
             self.late[push.worker] += 1  # sent before it was lost, and overtaken by that news
             return []
+        self._homes.pushed(push)
+        if self._homes.takes_in(push.chunk):
+            return [Keep(push)] if self._homes.put_early(push) else []
+        slot = self._slot(push.chunk)
         if push.step <= slot.seen.get(push.worker, -1):
             return []  # came before
+        return [Keep(push), *self._take(slot, push)]
+
+    def _take(self, slot: Slot, push: Push) -> list[Action]:
+        """Of a gradient that is kept."""
         slot.seen[push.worker] = push.step
         if not self._knows_settings(push):
             self._unsettled.append(push)
-            return [Keep(push)]
-        return [Keep(push), *self._count_push(push)]
+            return []
+        return self._count_push(push)
 
     def _count_push(self, push: Push) -> list[Action]:
         slot = self._slots[push.chunk]
@@ -215,7 +242,8 @@ class Chunks:
         self._wait(slot, index, answer, late=False)
         step = slot.steps.setdefault(index, Step())
         step.pushes[push.worker] = push
-        if self.rules.whole and self.roster.expected(index) <= step.pushes.keys():
+        is_counted = self.rules.whole and index >= self._losses.gathered
+        if is_counted and self.roster.expected(index) <= step.pushes.keys():
             self._full[index] += 1
             if self._full[index] == len(self._slots):
                 return [*notes, *self._gather()]
@@ -256,12 +284,15 @@ class Chunks:
             if losses.alone:
                 losses.seal(step + 1)
                 continue
-            gathered = Gathered(self.seat, step, tuple(sorted(self.roster.expected(step))))
+            crew, moves = tuple(sorted(self.roster.expected(step))), len(self._homes.lost)
+            gathered = Gathered(self.seat, step, crew, moves)
             actions += [Send(f"worker{w}", gathered) for w in sorted(self.roster.present)]
         return actions
 
     def _is_full(self, step: int) -> bool:
-        if not self._slots or self._losses.doubted or step >= self._admission.limit:
+        if not self._slots or self._losses.doubted or self._homes.is_short:
+            return False
+        if step >= self._admission.limit:
             return False
         if self.roster.expected(step):
             return self._full[step] == len(self._slots)
@@ -294,6 +325,8 @@ class Chunks:
 
     def _answer(self, slot: Slot) -> list[Action]:
         due = [worker for worker, (needed, _) in slot.waiting.items() if needed <= slot.version]
+        if not slot.is_copied:
+            due = [worker for worker in due if worker == slot.keeper]
         actions: list[Action] = []
         for worker in due:
             _, held = slot.waiting.pop(worker)

@@ -16,7 +16,7 @@ A worker begins a step when it has the answers of the one before: the seats rely
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
@@ -29,15 +29,18 @@ from paceline.protocol.actions import (
     Event,
     Exit,
     Fetch,
+    KeepCopy,
     Lost,
-    Moved,
     Normed,
     Ready,
+    Rehomed,
     Send,
+    Served,
     Stepped,
     Usable,
     Used,
 )
+from paceline.protocol.homes import WorkerHomes
 from paceline.protocol.losses import WorkerLosses
 from paceline.protocol.messages import (
     Admitted,
@@ -45,6 +48,8 @@ from paceline.protocol.messages import (
     Chosen,
     Commit,
     Configure,
+    Copied,
+    Copy,
     Cut,
     Declare,
     Doubt,
@@ -57,9 +62,11 @@ from paceline.protocol.messages import (
     Message,
     Missing,
     Newcomer,
+    Orphans,
     Pull,
     Push,
     Reorder,
+    Rescue,
     Sealed,
     Settled,
     Stop,
@@ -103,6 +110,7 @@ class ExchangeMachine:
         self._known = set(self._crew)
         """Those who ever were: news of them may come twice."""
         self._losses = WorkerLosses(plan, worker)
+        self._homes = WorkerHomes(plan)
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
         self._exits = self.has_left = False
@@ -127,7 +135,7 @@ class ExchangeMachine:
                 return self._fill()
             case Chosen():
                 # Each worker passes it on: one of those chosen may be lost before it does.
-                return self._to_seats(event, but=self._plan.arbiter)
+                return self._to_seats(event, but=self._homes.arbiter)
             case Stepped():
                 return self._stepped(event)
             case Configured():
@@ -141,12 +149,16 @@ class ExchangeMachine:
                 return self._measured(event)
             case Missing():
                 return [Blamed(event.chunk, tuple(event.workers))]
-            case Moved():
-                return self._moved(event.owners)
+            case Copy():
+                self._homes.copy(event.chunk, event.version)
+                return [KeepCopy(event), *self._copied(event.chunk)]
+            case Served():
+                self._homes.void()
+                return []
         return self._come_or_go(event)
 
     def _come_or_go(self, event: Message | Event) -> list[Action]:
-        arbiter = self._plan.arbiter
+        arbiter = self._homes.arbiter
         match event:
             case Fetch():
                 return self._pull(version=0)
@@ -163,8 +175,12 @@ class ExchangeMachine:
                 self._exits = True
                 return self._leave()
             case Lost() if event.member in self._members and not self._exits:
-                served = "and with it the weights that it served"
-                raise ExchangeError(f"{event.member} was lost in step {self.step}, {served}.")
+                return self._lose_seat(event.member)
+            case Rescue(chunk, version) if version == self._versions[chunk]:
+                handed = self._homes.handed(self.worker, chunk, version)
+                return [Send(self._members[self._owners[chunk]], handed, chunk, seat=True)]
+            case Rescue():
+                return []  # came before
             case Lost():
                 return []
             case Newcomer(worker, step) if worker not in self._known:
@@ -196,7 +212,7 @@ class ExchangeMachine:
 
     def _vow(self) -> list[Action]:
         vow = self._losses.vow(self.generation)
-        return [] if vow is None else [self._to_seat(self._plan.arbiter, vow)]
+        return [] if vow is None else [self._to_seat(self._homes.arbiter, vow)]
 
     def _cut(self, cut: Cut) -> list[Action]:
         news = sorted(self._losses.cut(cut))
@@ -211,7 +227,7 @@ class ExchangeMachine:
         return [*crews, *self._to_seats(cut), *self._vow(), *self._leave()]
 
     def _to_seats(self, message: Message, but: int | None = None) -> list[Action]:
-        seats = [seat for seat in range(len(self._members)) if seat != but]
+        seats = [s for s in range(len(self._members)) if s != but and s not in self._homes.lost]
         return [self._to_seat(seat, message) for seat in seats]
 
     def _to_seat(self, seat: int, message: Message) -> Send:
@@ -262,7 +278,7 @@ class ExchangeMachine:
         self.step += 1
         if self._plan.rules.mode != "quorum":
             return []
-        return [self._to_seat(self._plan.arbiter, declare)]
+        return [self._to_seat(self._homes.arbiter, declare)]
 
     def _send(self, push: Push) -> Send:
         payload = None if push.empty else push.chunk
@@ -289,7 +305,17 @@ class ExchangeMachine:
         if not self._plan.rules.whole:
             return [usable]
         self._losses.seal(answer.version)  # what is updated was sealed
-        return [usable, *self._leave()]
+        mean = isinstance(asked, Push) and asked.mean
+        self._homes.answered(answer.chunk, answer.version, answer.absent, mean=mean)
+        return [usable, *self._copied(answer.chunk), *self._leave()]
+
+    def _copied(self, chunk: int) -> list[Action]:
+        """Say so when weights and state of one update are here."""
+        version = self._versions[chunk]
+        if not self._homes.has_state(chunk, version):
+            return []
+        copied = Copied(self.worker, chunk, version, self.generation)
+        return [self._to_seat(self._owners[chunk], copied)]
 
     def _stepped(self, event: Stepped) -> list[Action]:
         """A held step may be updated now."""
@@ -328,11 +354,11 @@ class ExchangeMachine:
         if admitted.generation <= self.generation:
             return []  # came before
         self.generation, self.step = admitted.generation, admitted.step
-        self._welcomes = set(range(len(self._members))) - {self._plan.arbiter}
+        self._welcomes = set(range(len(self._members))) - {self._homes.arbiter}
         self._crew = dict.fromkeys(admitted.crew, admitted.step)
         self._known = set(admitted.crew)
         version = 0 if self._plan.rules.mode == "async" else admitted.step
-        told = self._to_seats(admitted, but=self._plan.arbiter)
+        told = self._to_seats(admitted, but=self._homes.arbiter)
         return [
             Crew(admitted.step, come=admitted.crew),
             *(told or self._settled()),
@@ -341,7 +367,7 @@ class ExchangeMachine:
 
     def _settled(self) -> list[Action]:
         """Every seat has welcomed this worker."""
-        return [self._to_seat(self._plan.arbiter, Settled(self.worker, self.generation))]
+        return [self._to_seat(self._homes.arbiter, Settled(self.worker, self.generation))]
 
     def _leave(self) -> list[Action]:
         """Once that is wanted, every seat knows this worker, and its last step is not left open for
@@ -355,16 +381,42 @@ class ExchangeMachine:
         leave = Leave(self.worker, self.step, self.generation, self._losses.sealed)
         return self._to_seats(leave)
 
-    def _moved(self, owners: Sequence[int]) -> list[Action]:
-        """Send again what former owners were not known to have."""
-        before, self._owners = self._owners, tuple(owners)
-        self._departing = {c for c in self._departing if owners[c] == before[c]}
+    def _lose_seat(self, member: str) -> list[Action]:
+        """Tell the seats that are left what is here of its chunks, and go on with them."""
+        lost = f"{member} was lost in step {self.step}"
+        if not self._plan.rules.second_homes:
+            raise ExchangeError(f"{lost}, and with it the weights that it served.")
+        if others := self._losses.undecided:
+            names = " and ".join(f"worker{worker}" for worker in sorted(others))
+            raise ExchangeError(f"{lost}, when the loss of {names} was not settled.")
+        if self._welcomes or any(isinstance(asked, Pull) for asked in self._outstanding.values()):
+            raise ExchangeError(f"{lost}, before worker{self.worker} had all weights.")
+        orphans = self._homes.lose(self._members.index(member))
+        self._owners = self._homes.owners
         waiting = {push.chunk for _, _, push in self._queue}
-        actions: list[Action] = []
-        for chunk, asked in self._outstanding.items():
-            if owners[chunk] != before[chunk] and chunk not in waiting:
-                if isinstance(asked, Push):
-                    actions.append(self._send(asked))
-                else:
-                    actions.append(self._to_seat(owners[chunk], asked))
-        return [*actions, *self._fill()]
+        again = {
+            chunk: push
+            for chunk, push in self._outstanding.items()
+            if chunk in orphans and chunk not in waiting and isinstance(push, Push)
+        }
+        told = [
+            self._to_seat(seat, self._orphans(seat, orphans, again))
+            for seat in range(len(self._members))
+            if seat not in self._homes.lost
+        ]
+        sealed = self._losses.move(self._owners, len(self._homes.lost))
+        seals = [Sealed(self.worker, step, self.generation) for step in sealed]
+        self._departing -= orphans
+        sends = [self._send(push) for push in again.values()]
+        rehomed = Rehomed(member, self.step, self._owners)
+        passed_on = [send for seal in seals for send in self._to_seats(seal)]
+        return [rehomed, *told, *sends, *passed_on, *self._fill(), *self._leave()]
+
+    def _orphans(self, seat: int, orphans: Collection[int], again: Mapping[int, Push]) -> Orphans:
+        pushed = {chunk: push.step for chunk, push in again.items()}
+        holdings = tuple(
+            self._homes.holding(chunk, self._versions[chunk], pushed.get(chunk, -1))
+            for chunk in sorted(orphans)
+            if self._owners[chunk] == seat
+        )
+        return Orphans(self.worker, self._homes.lost, holdings, self.generation)

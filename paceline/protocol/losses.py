@@ -16,7 +16,7 @@ lost meanwhile is doubted too: what it had sealed the seats know, who have heard
 A single seat knows all of this by itself and sends none of it but `Cut`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from paceline.errors import ExchangeError
 from paceline.protocol.messages import Cut, Doubted, Gathered, Vow
@@ -73,6 +73,11 @@ class SeatLosses:
         """What was decided of some of these."""
         return [cut for cut in self._cuts if set(workers) & set(cut.lost)]
 
+    def move(self, owners: Sequence[int]) -> None:
+        """A seat was lost: what is gathered here must be said anew."""
+        self.serves = self._seat in owners
+        self.gathered = self.sealed
+
     def cut(self, cut: Cut) -> None:
         self._cuts.append(cut)
         self.doubted.difference_update(cut.lost)
@@ -89,8 +94,9 @@ class WorkerLosses:
         self.alone = len(set(plan.owners)) <= 1
         """One seat finds all out by itself."""
         self._worker, self._seats = worker, frozenset(plan.owners)
-        self._gathered: dict[int, dict[int, frozenset[int]]] = {}
-        """Step -> seat -> whose gradients it has."""
+        self._gathered: dict[int, dict[int, tuple[int, frozenset[int]]]] = {}
+        """Step -> seat -> after how many moves of chunks, and whose gradients it has."""
+        self._moves = 0
         self._lost: set[int] = set()
         self._decided: set[int] = set()
         self._doubts: dict[int, set[int]] = {seat: set() for seat in self._seats}
@@ -102,13 +108,37 @@ class WorkerLosses:
             return False
         seats = self._gathered.setdefault(message.step, {})
         crew = frozenset(message.crew)
-        # Over time it can only become smaller, so an older message does no harm.
-        seats[message.seat] = seats.get(message.seat, crew) & crew
-        crews = set(seats.values())
-        if len(seats) < len(self._seats) or len(crews) > 1 or crews.pop() & self._lost:
+        moves, known = seats.get(message.seat, (message.moves, crew))
+        if moves == message.moves:
+            # Over time it can only become smaller, so an older message does no harm.
+            seats[message.seat] = moves, known & crew
+        elif moves < message.moves:
+            seats[message.seat] = message.moves, crew
+        return self._seal_if_all_have(message.step)
+
+    def _seal_if_all_have(self, step: int) -> bool:
+        told = self._gathered[step]
+        crews = {told[seat] for seat in self._seats if seat in told}
+        if not self._seats <= told.keys() or len(crews) > 1:
             return False
-        self.seal(message.step + 1)
+        moves, crew = crews.pop()
+        if moves != self._moves or crew & self._lost:
+            return False
+        self.seal(step + 1)
         return True
+
+    def move(self, owners: Collection[int], moves: int) -> list[int]:
+        """A seat was lost, the last of so many; steps that are sealed now."""
+        self._seats, self._moves = frozenset(owners), moves
+        for seat in self._seats:
+            self._doubts.setdefault(seat, set())
+        self._doubts = {seat: self._doubts[seat] for seat in self._seats}
+        return [step for step in sorted(self._gathered) if self._seal_if_all_have(step)]
+
+    @property
+    def undecided(self) -> frozenset[int]:
+        """Workers that are lost, and nobody has said from which step on."""
+        return frozenset(self._lost - self._decided)
 
     def seal(self, steps: int) -> None:
         self.sealed = max(self.sealed, steps)
@@ -129,7 +159,7 @@ class WorkerLosses:
 
     def vow(self, generation: int) -> Vow | None:
         """What the arbiter must know, once every seat has doubted; told once."""
-        undecided = frozenset(self._lost - self._decided)
+        undecided = self.undecided
         known = all(undecided <= doubts for doubts in self._doubts.values())
         if not known or undecided <= self._vowed:
             return None

@@ -140,7 +140,7 @@ class Member:
                 self._answers.setdefault(action.to, []).append(action)
 
     def _act_for_worker(self, *events: Message | Event) -> None:
-        """What moves no payload goes in one parcel for each member, at once."""
+        """What moves no payload goes in one parcel for each member, before what follows it."""
         worker = self.worker
         if worker is None:
             return
@@ -151,6 +151,8 @@ class Member:
             elif action.to == self.name:
                 self._act_for_seat(action.message)
             elif self._world.moves(action):
+                if action.to in gathered:
+                    self._world.post(action.to, gathered.pop(action.to))
                 self._world.post(action.to, [action])
             else:
                 gathered.setdefault(action.to, []).append(action)

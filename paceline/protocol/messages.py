@@ -180,6 +180,9 @@ class Gathered(Message, frozen=True, array_like=True, tag=True, gc=False):
     crew: tuple[int, ...]
     """Whose."""
 
+    moves: int = 0
+    """So many seats were lost whose chunks, as far as they were dealt to this one, are here."""
+
 
 class Sealed(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Every seat has all gradients of this step: it may close. A worker tells all seats."""
@@ -223,6 +226,77 @@ class Cut(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     lost: tuple[int, ...]
     step: int
+
+
+class Copy(Message, frozen=True, array_like=True, tag=True):
+    """A seat gives a worker the optimizer's state of a chunk that it has updated: `homes.py` says
+    why. The state is the payload, one for each name; the runtime fills in what it needs."""
+
+    chunk: int
+    version: int
+    names: list[str] = []
+    scalars: list[dict[str, float]] = []
+
+
+class Copied(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker has weights and state of this version of a chunk."""
+
+    worker: int
+    chunk: int
+    version: int
+    generation: int = 0
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a worker has of a chunk whose server was lost."""
+
+    chunk: int
+    version: int
+    """Of the weights, or the mean, that it was answered with."""
+
+    kept: bool
+    """It has the optimizer's state of just that version."""
+
+    mean: bool
+    """It is a mean, and needs no state."""
+
+    pushed: int
+    """The step of a gradient that had gone to the lost server and goes to the new one; or -1."""
+
+
+class Orphans(Message, frozen=True, array_like=True, tag=True):
+    """A worker tells every seat that is left which were lost, and each seat what it has of the
+    chunks that are dealt to it now. Its gradients of these come behind it."""
+
+    worker: int
+    lost: tuple[int, ...]
+    """In the order in which they were."""
+
+    holdings: tuple[Holding, ...]
+    generation: int = 0
+
+
+class Rescue(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A seat asks a worker for all it has of a chunk whose server was lost."""
+
+    chunk: int
+    version: int
+
+
+class Handed(Message, frozen=True, array_like=True, tag=True):
+    """Answers `Rescue`: the payload is weights or mean, and the state, one for each name."""
+
+    worker: int
+    chunk: int
+    version: int
+    absent: tuple[int, ...] = ()
+    """A mean gradient's parameters that got no gradient from anybody."""
+
+    bare: bool = False
+    """It is a mean: no state comes with it."""
+
+    names: list[str] = []
+    scalars: list[dict[str, float]] = []
 
 
 class Newcomer(Message, frozen=True, array_like=True, tag=True, gc=False):

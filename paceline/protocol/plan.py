@@ -101,6 +101,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """No step closes before all its gradients are at all seats, and those of a lost worker count in
     all chunks or in none: the others can go on."""
 
+    second_homes: bool = False
+    """What a server has is with workers too: those that are left go on without it."""
+
     copies: bool = False
     """A worker may write its next gradient before this one is summed: shared ones are copied."""
 
@@ -184,12 +187,26 @@ def rules_of(options: spec.Server, shape: Shape, *, goes_on: bool = False) -> Ru
         quorum=quorum,
         least_workers=None if waits and not goes_on else max(1, quorum),
         whole=waits and goes_on,
+        second_homes=goes_on and not why_no_second_homes(options, shape),
         window=None if shared else options.window,
         exclusive=options.exclusive,
         shared=shared,
         updates=options.update != "worker",
         copies=shared and staleness > 0,
     )
+
+
+def why_no_second_homes(options: spec.Server, shape: Shape) -> str:
+    """Why nobody could go on without a lost server; empty where they can."""
+    if placement_of(options, shape) != "dedicated" or options.mode != "sync":
+        return f"placement={options.placement}, mode={options.mode} has no second homes for it"
+    if shape.servers < 2:
+        return "there is no other server"
+    if shares_memory(options, shape):
+        return "weights lie in memory that it writes to; transport=tcp has second homes for them"
+    if options.device != "cpu":
+        return "it serves from a GPU"
+    return ""
 
 
 def check(options: spec.Server, shape: Shape) -> None:

@@ -17,12 +17,11 @@ forward passes use first), `done` says who may be answered now. A chunk's versio
 that are done. Where others go on without a lost worker, chunks are not independent: `losses.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
     Action,
-    Adopt,
     Drop,
     Event,
     Lost,
@@ -35,21 +34,27 @@ from paceline.protocol.messages import (
     Chosen,
     Commit,
     Configure,
+    Copied,
+    Copy,
     Cut,
     Declare,
     Doubt,
     Gone,
+    Handed,
     Inquire,
     Join,
     Leave,
     Message,
     Missing,
     Newcomer,
+    Orphans,
     Pull,
     Push,
     Reorder,
+    Rescue,
     Sealed,
     Settled,
+    Stop,
     Vow,
     Welcomed,
 )
@@ -62,7 +67,10 @@ class SeatMachine(Chunks):
         match event:
             case Push():
                 return self._push(event)
-            case Commit() | Declare() | Leave() | Configure() | Settled() | Sealed() | Vow():
+            case (
+                Commit() | Declare() | Leave() | Configure() | Settled() | Sealed() | Vow()
+                | Copied() | Orphans()
+            ):  # fmt: skip
                 if not self.roster.admits(event.worker, event.generation):
                     return []
                 return self._told(event)
@@ -90,9 +98,8 @@ class SeatMachine(Chunks):
             case Inquire():
                 missing = Missing(event.chunk, self.missing(event.chunk))
                 return [Send(f"worker{event.worker}", missing)]
-            case Adopt():
-                self._slots[event.chunk] = Slot(event.version)
-                return []
+            case Handed():
+                return self._adopt(event)
         raise ExchangeError(f"a server cannot handle {event!r}.")
 
     def _told(self, event: Message) -> list[Action]:
@@ -122,6 +129,10 @@ class SeatMachine(Chunks):
                 return self._decide_cut()
             case Leave():
                 return self._leave(event)
+            case Copied():
+                return self._copied(event)
+            case Orphans():
+                return self._hear_of_orphans(event)
         return []
 
     # Quorums.
@@ -162,6 +173,9 @@ class SeatMachine(Chunks):
         told_others: list[Action] = []
         if isinstance(event, Join) and self.roster.is_lost(event.worker):
             return []  # overtaken by the news of its loss
+        if isinstance(event, Join) and self._homes.lost:
+            reason = f"{self._homes.names} was lost: this job takes no newcomers any more."
+            return [Send(f"worker{event.worker}", Stop(reason))]
         if isinstance(event, Join) and self._losses.doubted:
             self._joins.append(event)
             return []
@@ -195,7 +209,7 @@ class SeatMachine(Chunks):
         if self.rules.whole:
             self._recount()
         told = [*notes, *self._choose(), *self._close_all(), *self._answer_pulls()]
-        return [*told, *self._decide_cut()]
+        return [*told, *self._decide_cut(), *self._rescue()]
 
     def _lose(self, member: str) -> list[Action]:
         """What it sent counts where it came; from here on nobody waits for it."""
@@ -229,11 +243,17 @@ class SeatMachine(Chunks):
         for worker in news:
             if worker in self.roster.present:
                 self._check_goes_on(worker)
+            if self._homes.is_open:
+                raise ExchangeError(
+                    f"worker{worker} was lost before all that {self._homes.names} had was with "
+                    "others."
+                )
             self.roster.doubt(worker)
             self._losses.doubted.add(worker)
             self._admission.lose(worker)
             self._joins = [join for join in self._joins if join.worker != worker]
             dropped += self._forget(worker)
+        dropped += self._copy_again(news)
         if not news or not self._losses.serves:
             return dropped
         told: list[Action] = []
@@ -244,7 +264,7 @@ class SeatMachine(Chunks):
 
     def _decide_cut(self) -> list[Action]:
         """As arbiter: once nobody can seal a step with the lost any more."""
-        if self.seat != self._plan.arbiter:
+        if self.seat != self._homes.arbiter:
             return []
         cut = self._losses.decide(self.roster.present)
         if cut is None:
@@ -269,6 +289,67 @@ class SeatMachine(Chunks):
         actions += [*self._close_all(), *self._answer_pulls()]
         joins, self._joins = self._joins, []
         return [*actions, *(action for join in joins for action in self._join(join))]
+
+    # Second homes.
+
+    def _copied(self, event: Copied) -> list[Action]:
+        slot = self._slots.get(event.chunk)
+        if slot is None or event.version != slot.version:
+            return []  # came before
+        slot.is_copied, slot.keeper = True, event.worker
+        return self._answer(slot)
+
+    def _copy_again(self, lost: Collection[int]) -> list[Action]:
+        """Another second home for what the lost had."""
+        actions: list[Action] = []
+        for chunk, slot in self._slots.items() if self.rules.second_homes else ():
+            if slot.keeper not in lost:
+                continue
+            slot.keeper = None
+            if not slot.is_copied:
+                actions += [*self._copy(chunk, slot), *self._answer(slot)]
+                continue
+            having = sorted(self.roster.expected(slot.version - 1) & self.roster.present)
+            if having:
+                slot.keeper = having[chunk % len(having)]
+                actions.append(Send(f"worker{slot.keeper}", Copy(chunk, slot.version), chunk))
+        return actions
+
+    def _hear_of_orphans(self, event: Orphans) -> list[Action]:
+        """A server was lost: take in the chunks that are dealt to this seat."""
+        news = self._homes.hear(event)
+        others = [*sorted(self._losses.doubted), *self._admission.pending]
+        if news and others:
+            told = " and ".join(f"worker{worker}" for worker in others)
+            raise ExchangeError(f"{self._homes.names} was lost while {told} came or went.")
+        if news:
+            self._losses.move(self._homes.owners)
+            self._recount()
+        return [*self._rescue(), *(self._close_all() if news else [])]
+
+    def _rescue(self) -> list[Action]:
+        """Ask for chunks that every worker has told of."""
+        asked = list(self._homes.to_ask(self.roster.present))
+        return [Send(f"worker{w}", Rescue(chunk, version)) for chunk, w, version in asked]
+
+    def _adopt(self, handed: Handed) -> list[Action]:
+        """A chunk is here: go on with it where its former home was."""
+        if not self._homes.adopts(handed):
+            return []
+        missing = self.roster.expected(handed.version) - self.roster.present
+        if missing:
+            told = " and ".join(f"worker{worker}" for worker in sorted(missing))
+            raise ExchangeError(
+                f"{self._homes.names} was lost, and {told} is gone whose gradients it had."
+            )
+        self._losses.seal(handed.version)  # what was updated was sealed
+        slot = self._slots[handed.chunk] = Slot(handed.version)
+        slot.absent, slot.keeper = handed.absent, None if handed.bare else handed.worker
+        actions: list[Action] = []
+        for push in self._homes.take_early(handed.chunk):
+            actions += self._take(slot, push)
+        self._recount()
+        return [*actions, *self._close_all()]
 
     def _go_on_without(self, worker: int) -> list[Action]:
         self._check_goes_on(worker)

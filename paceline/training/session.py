@@ -190,7 +190,8 @@ class Session:
         if store is not None and failed is None:
             folder, name = self._folder, self.identity.name
             sent = gathering.pack(folder, name) if folder is not None else ""
-            records = stores.leave(store, self.identity, self.members, sent)
+            lost = self.survivors.lost_servers
+            records = stores.leave(store, self.identity, self.members, sent, lost)
             if folder is not None:
                 gathering.unpack(folder, records)
         if isinstance(store, stores.JobStore):
@@ -217,6 +218,7 @@ class Session:
             ended=self._ended,
             members_changed=self._members_changed,
             left_out=self._leave_out,
+            server_lost=self.survivors.server_lost,
             starts_at=self._starts_at,
             broke=self.remember,
             place=self.survivors.place,

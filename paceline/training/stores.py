@@ -8,7 +8,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -171,12 +171,16 @@ def _cannot_meet(identity: Identity) -> PacelineError:
 
 
 def leave(
-    store: Store, identity: Identity, workers: Iterable[int], message: str = ""
+    store: Store,
+    identity: Identity,
+    workers: Iterable[int],
+    message: str = "",
+    lost: Container[str] = (),
 ) -> dict[str, str]:
     """Say that this member is done; worker 0 waits for all, for others may still need the store.
 
-    `workers` are those that are still there. Without worker 0 the store is gone too. Worker 0 gets
-    the messages that members left.
+    `workers` are those that are still there, and `lost` servers that are not. Without worker 0 the
+    store is gone too. Worker 0 gets the messages that members left.
     """
     workers = list(workers)
     if 0 not in workers:
@@ -185,7 +189,8 @@ def leave(
     if identity.index != 0:
         return {}
     names = [f"left/worker{rank}" for rank in workers]
-    names += [f"left/server{rank}" for rank in range(identity.servers)]
+    servers = [f"server{rank}" for rank in range(identity.servers)]
+    names += [f"left/{name}" for name in servers if name not in lost]
     # A member that failed never says so here; the launcher has already seen it.
     with contextlib.suppress(DistError, RuntimeError):
         store.wait(names, timedelta(seconds=LEAVE_SECONDS))

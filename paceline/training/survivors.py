@@ -32,8 +32,20 @@ class Survivors:
         self._have_met = False
         self.makes_again = False
         """The loop computes a step again that a loss has interrupted."""
+        self.lost_servers: set[str] = set()
         self._divides_from: tuple[int, tuple[int, ...]] | None = None
         """The step from which on others share the batch, and who."""
+
+    def server_lost(self, name: str, step: int) -> None:
+        """Called between two steps where others serve what a lost server did."""
+        if name in self.lost_servers:  # each call of `distribute` says so
+            return
+        self.lost_servers.add(name)
+        session = self._session
+        if session.recorder is not None and session.speaks_for_all:
+            left = session.identity.servers - len(self.lost_servers)
+            others = f"the other {left} serve" if left > 1 else "the last one serves"
+            session.recorder.lost(name, step, "", what=f"{others} its parameters from then on")
 
     @property
     def go_on(self) -> bool:

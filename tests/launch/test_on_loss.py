@@ -43,6 +43,23 @@ def test_a_word_that_means_nothing_is_refused():
         spec.from_tables({"cluster": {"on_loss": "carry-on"}}, "e.toml")
 
 
+def test_a_launcher_lets_a_lost_server_be_where_others_have_what_it_had(tmp_path):
+    def of(kind, servers=2):
+        folder = RunFolder.create(tmp_path / f"{kind}{servers}", asked(kind, servers=servers))
+        met = Event(time_seconds=1.0, member="worker0", kind=BEGUN, text="met")
+        losses = Losses(folder, lambda text: None)
+        folder.add_event(met)
+        return losses
+
+    others = ["worker0", "worker1", "server1"]
+    losses = of("server:transport=tcp")
+    assert losses.fatal([a_death("server0")], others) == []
+    last = a_death("server1", time=40.0)
+    assert losses.fatal([a_death("server0"), last], others[:2]) == [last], "there is no other"
+    for needed in (of("server"), of("server:transport=tcp", 1), of("server:mode=bounded")):
+        assert needed.fatal([a_death("server0")], others) == [a_death("server0")]
+
+
 def a_death(name, status=-9, time=10.0):
     return Ending(name=name, status=status, time=time, lines=[], complaint=[])
 
@@ -100,12 +117,13 @@ def test_a_loss_that_was_survived_is_not_blamed_later(begun):
     assert losses.fatal([survived, at_once], ["worker0"]) == [survived, at_once]
 
 
-def disturbed(kill, *, workers=3, restarts=0, steps=300):
+def disturbed(kill, *, workers=3, restarts=0, steps=300, kind="server:chunk=4KiB", **workload):
     """A job of real processes in which somebody is killed."""
+    asked = {"model": "adult-dnn", "data": "synthetic", "global_batch": 26, **workload}
     experiment = spec.Experiment(
-        architecture=spec.parse_architecture("server:chunk=4KiB"),  # so that both serve some
+        architecture=spec.parse_architecture(kind),  # small chunks, so that both serve some
         cluster=spec.Cluster(workers=workers, servers=2, on_loss="continue", restarts=restarts),
-        workload=spec.Workload(model="adult-dnn", data="synthetic", global_batch=26, steps=steps),
+        workload=spec.Workload(steps=steps, **asked),
     )
     return drill.with_faults(experiment, [spec.parse_fault("kill", one) for one in kill])
 
@@ -136,6 +154,42 @@ def test_a_killed_worker_ends_nobody_and_the_record_tells_what_it_cost(tmp_path)
     assert told == ["worker1 was ended by signal 9 (SIGKILL); 2 workers go on without it\n"]
     assert failure(folder) == ""
     assert "orker1 was lost in step" in conclude(folder).verdict
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"optimizer": spec.Optimizer(name="adam", learning_rate=0.001)},
+        pytest.param(
+            {"optimizer": spec.Optimizer(momentum=0.9), "clip_norm": 1.0},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_killed_servers_parameters_go_on_elsewhere_as_if_nothing_had_happened(tmp_path, workload):
+    job, said = {"kind": "server:chunk=4KiB,transport=tcp", "workers": 2, "steps": 150}, []
+
+    def output(member, stream, content):
+        said.append((member, content.decode()))
+
+    calm = engines.run(disturbed([], **job, **workload), tmp_path / "calm")
+    folder = engines.run(
+        disturbed(["server0@30"], **job, **workload), tmp_path / "run", output=output
+    )
+    assert folder.summary().status == "finished"
+    assert folder.restarts() == []
+    states = {member.name: member.status for member in folder.members()}
+    assert states.pop("server0") == "lost"
+    assert set(states.values()) == {"finished"}
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.member == "server0"
+    assert "the last one serves its parameters from then on" in event.text
+    told = [text for member, text in said if member == "paceline"]
+    assert told == ["server0 was ended by signal 9 (SIGKILL); 2 workers go on without it\n"]
+    for name in ("worker0", "worker1"):
+        losses = [[s.loss for s in one.steps(name)] for one in (calm, folder)]
+        assert len(losses[0]) == 150
+        assert losses[0] == losses[1], "the same bits at every step"
 
 
 @pytest.mark.slow

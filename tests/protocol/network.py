@@ -18,9 +18,11 @@ from paceline.protocol.actions import (
     Enter,
     Exit,
     Keep,
+    KeepCopy,
     Normed,
     Note,
     Ready,
+    Rehomed,
     Stepped,
     Usable,
     Work,
@@ -28,12 +30,24 @@ from paceline.protocol.actions import (
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
-from paceline.protocol.messages import Admitted, Answer, Cut, Newcomer, Push
+from paceline.protocol.messages import (
+    Admitted,
+    Answer,
+    Copy,
+    Cut,
+    Handed,
+    Newcomer,
+    Orphans,
+    Push,
+)
 from paceline.protocol.plan import Shape, make_plan
 from paceline.protocol.seat import SeatMachine
 
 MOST_EVENTS = 5_000
 
+
+FIRST = Newcomer | Admitted | Cut | Copy | Orphans
+"""What is sent behind these on the same way stays behind them."""
 
 SAMPLES = 13
 """In every batch: no number of workers divides it evenly."""
@@ -154,8 +168,13 @@ class Network:
         self.twice = script.pop("twice", False)
         self.slow = script.pop("slow", None)
         """(from, to)"""
-        self.killed = set()
+        self.killed, self.killed_seats = set(), set()
+        self.served = {(owner, chunk): () for chunk, owner in enumerate(plan.owners)}
+        """Seat and chunk -> what its weights have been through: each update, in order."""
+        self.weights, self.copies = {}, {}
+        """Worker and chunk -> the same of its weights, and of each version's state."""
         self.moment = 0.0
+        self.payloads = {}
         self.flight = []
         """(kind, from, to, what): parcels' messages, departures, work."""
         self.members, self.trainers, self.gone = {}, {}, {}
@@ -186,8 +205,44 @@ class Network:
             if isinstance(send.message, Answer):
                 assert send.message.version <= self.versions[send.message.chunk], "not done yet"
             self.flight.append(("message", source, to, send))
+            self.carry(source, send)
             if isinstance(send.message, Push):
                 self.flight.append(("departed", source, source, send.message.chunk))
+
+    def carry(self, source, send):
+        """What its payload says, at the moment it is sent: machines see none."""
+        match send.message:
+            case Answer(chunk=chunk) | Copy(chunk=chunk):
+                self.payloads[id(send)] = self.served[self.plan.seat_of(source), chunk]
+            case Handed(_, chunk, version):
+                weights = self.weights[source, chunk]
+                state = self.copies.get((source, chunk), {}).get(version)
+                assert send.message.bare or state == weights, "weights and state are of two updates"
+                assert len(weights) == version, "not the version it is said to be"
+                self.payloads[id(send)] = weights
+
+    def unpack(self, to, send):
+        """The payload is where the receiver wants it, before it hears of the message."""
+        match send.message:
+            case Answer(chunk=chunk, version=version):
+                self.weights[to, chunk] = self.payloads[id(send)]
+            case Copy(chunk, version):
+                self.copies.setdefault((to, chunk), {})[version] = self.payloads[id(send)]
+            case Handed(_, chunk, version):
+                seat = self.plan.seat_of(to)
+                if (seat, chunk) not in self.served:
+                    self.adopt(seat, chunk, version, self.payloads[id(send)])
+
+    def adopt(self, seat, chunk, version, weights):
+        """What the lost server had done beyond is gone, and nobody may have been told of it."""
+        told = [w for (name, c), w in self.weights.items() if c == chunk and name in self.members]
+        assert all(len(other) <= version for other in told), "an update that was told of is lost"
+        assert all(weights[: len(other)] == other for other in told), "other weights"
+        self.served[seat, chunk] = weights
+        self.versions[chunk] = version
+        self.works = [w for w in self.works if w.chunk != chunk or w.step < version]
+        for key in [k for k in self.applied if k[0] == chunk and k[3] >= version]:
+            del self.applied[key]
 
     def do(self, name, action):
         match action:
@@ -197,8 +252,9 @@ class Network:
                 self.kept[key] = push
                 self.pushes.append(push)
             case Drop():
-                self.forget(action.chunk, action.worker, action.step)
-                self.dropped[action.worker, action.chunk] += 1
+                push = self.forget(action.chunk, action.worker, action.step)
+                if not self.applied[push.chunk, push.worker, push.generation, push.step]:
+                    self.dropped[action.worker, action.chunk] += 1
             case Work():
                 self.flight.append(("work", name, name, action))
             case Note():
@@ -207,7 +263,7 @@ class Network:
                 self.trainers[name].normed = action.step
             case Crew():
                 self.trainers[name].news.append(action)
-            case Usable():
+            case Usable() | KeepCopy() | Rehomed():
                 pass
             case _:
                 raise AssertionError(action)
@@ -229,6 +285,7 @@ class Network:
                     assert push.step == work.step
         if work.kind != "measure":
             self.versions[work.chunk] += 1
+            self.served[self.plan.seat_of(name), work.chunk] += ((work.step, work.parts),)
         norms = [1.0] if work.kind == "measure" else ()
         self.members[name].finished(work, norms)
 
@@ -277,7 +334,7 @@ class Network:
         kind, source, to, _ = self.flight[index]
         if kind != "lost":
             before = [f[3].message for f in self.flight[:index] if f[:3] == ("message", source, to)]
-            return not any(isinstance(message, Newcomer | Admitted | Cut) for message in before)
+            return not any(isinstance(message, FIRST) for message in before)
         return not any(f[0] in ("message", "again") and f[1:3] == (source, to) for f in self.flight)
 
     def arrive(self, index):
@@ -286,6 +343,7 @@ class Network:
             return
         match kind:
             case "message":
+                self.unpack(to, what)
                 self.members[to].receive(what.message, for_seat=what.seat)
                 if self.twice and self.rng.random() < 0.2:
                     self.flight.append(("again", source, to, what))
@@ -312,6 +370,25 @@ class Network:
         ]
         for seat in self.plan.seats:
             self.flight.append(("lost", name, seat.member, None))
+
+    def kill_seat(self, seat):
+        """A server dies: of what it had sent to each only the first part comes."""
+        name = self.plan.seats[seat].member
+        assert name.startswith("server")
+        del self.members[name]
+        self.killed_seats.add(seat)
+        mine = set(self.chunks_of(seat))
+        self.kept = {key: push for key, push in self.kept.items() if key[0] not in mine}
+        self.served = {key: value for key, value in self.served.items() if key[0] != seat}
+        for to in self.trainers:
+            sent = [f for f in self.flight if f[1:3] == (name, to)]
+            unsent = sent[self.rng.randint(0, len(sent)) :]
+            self.flight = [f for f in self.flight if not any(f is one for one in unsent)]
+            self.flight.append(("lost", name, to, None))
+        self.flight = [f for f in self.flight if f[2] != name]
+
+    def chunks_of(self, seat):
+        return [chunk for one, chunk in self.served if one == seat]
 
     def can_lose(self, worker):
         """One that serves takes its chunks with it; where steps close as a whole somebody who takes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol import admission
-from paceline.protocol.actions import Adopt, Crew, Departed, Lost, Moved, Ready, Send
+from paceline.protocol.actions import Crew, Lost, Send
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import (
@@ -34,7 +34,7 @@ from paceline.protocol.messages import (
     Stop,
     Vow,
 )
-from paceline.protocol.plan import Shape, deal_without, make_plan
+from paceline.protocol.plan import Shape, make_plan
 from paceline.protocol.seat import SeatMachine
 from tests.protocol.network import Network, make
 
@@ -148,28 +148,6 @@ def test_weights_are_given_out_when_they_are_there():
     assert seat.handle(Pull(0, 1)) == []
     assert seat.handle(Assign(0)) == []
     assert seat.handle(Assign(1)) == [Send("worker0", Answer(0, 1, 0), 1)]
-
-
-def test_a_lost_servers_chunks_are_dealt_to_others_and_pushed_again():
-    plan = make(2, 3, 9)
-    owners = deal_without(plan, {1})
-    assert 1 not in owners
-    kept = [(a, b) for a, b in zip(plan.owners, owners, strict=True) if a != 1]
-    assert all(a == b for a, b in kept), "what the others hold stays where it is"
-    machine = ExchangeMachine(plan, 0)
-    sent = [send for chunk in range(9) for send in machine.handle(Ready(chunk))]
-    sent += [send for chunk in range(9) for send in machine.handle(Departed(chunk))]
-    assert len(sent) == 9
-    again = machine.handle(Moved(owners))
-    assert {send.message.chunk for send in again} == set(plan.chunks_of(1))
-    # The new owner has a copy that saw the update already, or one that did not.
-    adopted = SeatMachine(plan, 0)
-    first, second = (send.message for send in again[:2])
-    adopted.handle(Adopt(first.chunk, 1))
-    adopted.handle(Adopt(second.chunk, 0))
-    answer = Answer(0, first.chunk, 1, step=0)
-    assert adopted.handle(first)[-1] == Send("worker0", answer, first.chunk)
-    assert adopted.missing(second.chunk) == [0, 1]
 
 
 class ForgetsWhoCame(SeatMachine):

@@ -12,14 +12,20 @@ must hold of the whole run is checked here:
 - where the others go on (`whole`) the update of a step is the mean over the samples of just those
   who made it, each sample once, and no sample is missing but in the steps before it was divided
   anew (`Network`);
+- no update that a worker was told of is lost with a server, and who takes its chunks in goes on
+  from weights and state of the same update, the newest that anybody was told of (`Network`);
+- a server's loss stops the job only where a worker came or went just then, in the very last step,
+  and before each of its chunks was updated;
 - a run without a lost or new worker decides what the untroubled run decides, chunk by chunk.
 """
 
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
 
+from paceline.errors import ExchangeError
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.seat import SeatMachine
 from tests.protocol.network import Network, make
@@ -39,13 +45,16 @@ class Job(Network):
         self.events = 0
         self.newest = schedule.workers
         self.lost_at: dict[int, int] = {}
+        self.stopped = ""
+        self.may_stop = False
+        """A server was lost when others came or went too."""
         super().__init__(
             rng, plan, schedule.steps, machines=machines, twice=schedule.twice, **script
         )
 
     # What may happen.
 
-    def happen(self) -> bool:
+    def _happen(self) -> bool:
         self.events += 1
         self._end_troubles()
         if super().happen():
@@ -83,23 +92,68 @@ class Job(Network):
                 self.paused[one] = until
             case "cut" if one != other:
                 self.cuts[frozenset((one, other))] = until
-            case "join":
+            case "join" if not self.killed_seats:  # who comes later is told that it cannot
                 self.join(self.newest)
                 self.newest += 1
             case "kill":
                 self._kill_one(trouble.who)
+            case "kill server":
+                self._kill_server(trouble.who)
 
     def _kill_one(self, number: int) -> None:
         able = [t.machine.worker for t in self.trainers.values() if not t.done]
         able = [worker for worker in able if self.can_lose(worker)]
         if able:
+            self.may_stop |= self.is_rehoming()
             worker = able[number % len(able)]
             self.lost_at[worker] = self.trainers[f"worker{worker}"].machine.step
             self.kill(worker)
 
+    def _kill_server(self, number: int) -> None:
+        able = [s for s in range(len(self.plan.seats)) if s not in self.killed_seats]
+        able = able if self.plan.rules.second_homes and len(able) > 1 else []
+        if not able or self.is_rehoming() or not any(not t.done for t in self.trainers.values()):
+            return
+        seat = able[number % len(able)]
+        answered = Counter(chunk for (_, chunk), weights in self.weights.items() if weights)
+        self.may_stop |= (
+            not all(answered[chunk] for chunk in self.chunks_of(seat))
+            or any(t.joins or t.machine.step >= t.steps for t in self.trainers.values())
+            or self._is_undecided()
+        )
+        self.kill_seat(seat)
+
+    def _is_undecided(self) -> bool:
+        """Somebody has not heard yet from which step on another is there or not."""
+        seats = [member.seat for member in self.members.values() if member.seat is not None]
+        crews = [t.machine._losses._decided for t in self.trainers.values()]
+        known = [*crews, *({w for cut in s._losses._cuts for w in cut.lost} for s in seats)]
+        return any(s._admission.pending for s in seats) or any(k != self.killed for k in known)
+
+    def is_rehoming(self) -> bool:
+        """Chunks of a lost server are not all at their new homes, with what had gone to it."""
+        seats = [member.seat for member in self.members.values() if member.seat is not None]
+        served = {chunk for _, chunk in self.served}
+        has_heard = all(len(s._homes.lost) == len(self.killed_seats) for s in seats)
+        is_open = any(s._homes.is_open for s in seats)
+        return len(served) < len(self.plan.owners) or not has_heard or is_open
+
+    def happen(self) -> bool:
+        if self.stopped:
+            return False
+        try:
+            return self._happen()
+        except ExchangeError as error:
+            if not self.may_stop:
+                raise
+            self.stopped = str(error)
+            return False
+
     # What must hold in the end.
 
     def check(self) -> None:
+        if self.stopped:
+            return
         self.check_ended()
         if self.plan.rules.mode not in NAMED:
             return
@@ -129,7 +183,8 @@ def simulate(schedule: Schedule, machines: Any = (ExchangeMachine, SeatMachine))
     for trouble in schedule.troubles:
         for _ in range(trouble.after):
             job.happen()
-        job.trouble(trouble)
+        if not job.stopped:
+            job.trouble(trouble)
     job.run()
     job.check()
     if _changes_nothing(schedule):
@@ -145,5 +200,5 @@ def untroubled(schedule: Schedule) -> Schedule:
 
 def _changes_nothing(schedule: Schedule) -> bool:
     """Where all are waited for, delays alone must not change a thing."""
-    lasting = any(trouble.kind in ("kill", "join") for trouble in schedule.troubles)
+    lasting = any(trouble.kind in ("kill", "join", "kill server") for trouble in schedule.troubles)
     return schedule.mode["mode"] in NAMED and not lasting

@@ -22,8 +22,8 @@ class Trouble(msgspec.Struct, frozen=True):
     """Something that happens after so many events."""
 
     kind: str
-    """kill, join: a worker; pause: a member does nothing for `events`; cut: nothing passes between
-    two members for `events`."""
+    """kill, join: a worker; kill server; pause: a member does nothing for `events`; cut: nothing
+    passes between two members for `events`."""
 
     after: int
     """Events since the trouble before."""
@@ -80,7 +80,7 @@ def draw(seed: int) -> Schedule:
 
 def _trouble(rng: random.Random) -> Trouble:
     return Trouble(
-        kind=rng.choice(["kill", "join", "pause", "pause", "cut", "cut"]),
+        kind=rng.choice(["kill", "kill server", "join", "pause", "pause", "cut", "cut"]),
         after=rng.randrange(60),
         who=rng.randrange(8),
         other=rng.randrange(8),

@@ -33,7 +33,7 @@ def test_a_seed_is_replayed_exactly():
 
 def test_each_kind_of_trouble_happens_often_enough_to_matter():
     kinds = [trouble.kind for seed in range(200) for trouble in draw(seed).troubles]
-    assert all(kinds.count(kind) > 30 for kind in ("kill", "join", "pause", "cut"))
+    assert all(kinds.count(kind) > 30 for kind in ("kill", "kill server", "join", "pause", "cut"))
 
 
 class AppliesAgain(SeatMachine):
@@ -126,7 +126,33 @@ class LeavesNewsBehind(ExchangeMachine):
         return super()._leave()
 
 
+class AnswersBeforeItIsCopied(SeatMachine):
+    """Invariant: what a worker was told of is with another; a server may be lost."""
+
+    def _answer(self, slot):
+        slot.is_copied = True
+        return super()._answer(slot)
+
+
+class TakesWhatComesFirst(SeatMachine):
+    """Invariant: the newest that anybody was told of; a new home asks whoever has told it."""
+
+    def _hear_of_orphans(self, event):
+        self._homes._choose = lambda chunk, told: min(told)
+        return super()._hear_of_orphans(event)
+
+
+class SendsNothingAgain(ExchangeMachine):
+    """Invariant: progress; what had gone to the lost server stays there."""
+
+    def _lose_seat(self, member):
+        return [a for a in super()._lose_seat(member) if not isinstance(a, Send) or not a.payload]
+
+
 MUTANTS = [
+    (ExchangeMachine, AnswersBeforeItIsCopied),
+    (ExchangeMachine, TakesWhatComesFirst),
+    (SendsNothingAgain, SeatMachine),
     (ExchangeMachine, ClosesBeforeOthersHaveIt),
     (ExchangeMachine, DecidesWithoutVows),
     (ExchangeMachine, CountsTheLost),

@@ -107,10 +107,12 @@ class Shared(Carrier):
 
 
 class Wire(Carrier):
-    def __init__(self, weights: Flats, codec: Codec) -> None:
-        """`weights`: where this end has them."""
-        self._weights, self._codec = weights, codec
+    def __init__(self, weights: Flats, codec: Codec, *, keeps: bool = False) -> None:
+        """`weights`: where this end has them. `keeps`: a gradient may have to be sent once more, to
+        another seat, until it is answered."""
+        self._weights, self._codec, self._keeps = weights, codec, keeps
         self._made: dict[int, list[Piece]] = {}
+        self._sent: dict[int, memoryview] = {}
 
     def moves(self, chunk: int) -> int:
         return self._weights.buffer(chunk).nbytes
@@ -119,10 +121,18 @@ class Wire(Carrier):
         self._made[chunk] = pieces
 
     def gradient_payloads(self, chunk: int) -> list[memoryview]:
+        if chunk not in self._made:
+            return [self._sent[chunk]]
+        payload = self._encoded(chunk)
+        if self._keeps:
+            self._sent[chunk] = payload
+        return [payload]
+
+    def _encoded(self, chunk: int) -> memoryview:
         pieces, like = self._made.pop(chunk), self._weights.chunk(chunk)
         whole = len(pieces) == 1 and pieces[0][:2] == (0, like.numel())
         values = pieces[0][2] if whole else gather(pieces, torch.empty_like(like))
-        return [self._codec.encode(chunk, values)]
+        return self._codec.encode(chunk, values)
 
     def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
         (payload,), like = payloads, self._weights.chunk(chunk)
@@ -134,5 +144,6 @@ class Wire(Carrier):
 
     def take_weights(self, chunk: int, payloads: Payloads) -> None:
         (payload,), target = payloads, self._weights.chunk(chunk)
+        self._sent.pop(chunk, None)
         if payload is not None:
             target.copy_(from_buffer(payload, target.dtype))

@@ -49,6 +49,11 @@ AnyMessage = (
     | messages.Doubt
     | messages.Vow
     | messages.Cut
+    | messages.Copy
+    | messages.Copied
+    | messages.Orphans
+    | messages.Rescue
+    | messages.Handed
     | messages.Stop
     | messages.Leave
     | messages.Inquire

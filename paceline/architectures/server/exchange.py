@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
 from paceline.architectures.compression import Codec
@@ -28,12 +29,14 @@ from paceline.protocol.actions import (
     Fetch,
     Normed,
     Ready,
+    Rehomed,
+    Served,
     Stepped,
     Usable,
     Used,
 )
 from paceline.protocol.exchange import ExchangeMachine
-from paceline.protocol.messages import Answer, Assign, Inquire, Settings
+from paceline.protocol.messages import Answer, Assign, Copy, Handed, Inquire, Settings
 from paceline.wire import Parcel
 
 Request = Sequence[Event] | Parcel[AnyMessage]
@@ -76,6 +79,8 @@ class WorkerSide:
         """Changes of who is in the job, for the training thread to take between steps."""
         self.lost: set[int] = set()
         """Workers that are known to be lost, from whichever step on."""
+        self.rehomed: deque[Rehomed] = deque()
+        """Servers that were lost, for the training thread to take note of between steps."""
         self.failure: BaseException | None = None
         self._plan, self._held, self._wake = plan, held, wake
         self._name = f"worker{machine.worker}"
@@ -90,6 +95,10 @@ class WorkerSide:
         self._absent: set[int] = set()
         self._normed: Normed | None = None
         self._states: dict[int, ChunkState] = {}
+        self._fetching: set[int] = set()
+        """Chunks whose state was asked for, and has not come."""
+        self._copies: dict[int, dict[int, tuple[Copy, Payloads]]] = {}
+        """Chunk -> version -> the state that is kept for when its server is lost."""
         self._blamed: dict[int, tuple[int, ...]] = {}
 
     # Called by the training thread.
@@ -125,6 +134,10 @@ class WorkerSide:
     def assign(self, chunk: int, values: Tensor) -> None:
         """Worker 0: set the weights of a chunk at its server."""
         self._ask_owner(chunk, Assign(chunk), [as_buffer(values)])
+
+    def serve_anew(self) -> None:
+        """The servers are about to be given weights and state."""
+        self._ask([Served()])
 
     def configure(self, groups: list[Settings]) -> None:
         """The optimizer's settings, from the next gradient or commit on."""
@@ -172,6 +185,7 @@ class WorkerSide:
         """The optimizer's state of every chunk."""
         everything = range(len(self._owners))
         self._states = {}
+        self._fetching = set(everything)
         for chunk in everything:
             self._ask_owner(chunk, control.FetchState(self.machine.worker, chunk))
         self._await(lambda: len(self._states) == len(everything), "optimizer state", everything)
@@ -236,9 +250,10 @@ class WorkerSide:
     # Called by the loop.
 
     def place(self, messages: Sequence[AnyMessage]) -> memoryview | None:
-        """Where an answer's weights belong. Nobody reads them before the answer is handled."""
+        """Where an answer's weights belong. Nobody reads them before the answer is handled, but for
+        a server that takes in a lost one's chunks."""
         match messages:
-            case [Answer(chunk=chunk)]:
+            case [Answer(chunk=chunk)] if not self._plan.rules.second_homes:
                 return self._held.buffer(chunk)
         return None
 
@@ -246,6 +261,9 @@ class WorkerSide:
         """Weights have come; the training thread hears of it with the next `release`."""
         self.carriers[action.chunk].take_weights(action.chunk, payloads)
         self._absent.update(action.absent)
+        if action.chunk in self._copies:
+            kept = self._copies[action.chunk]
+            self._copies[action.chunk] = {v: c for v, c in kept.items() if v >= action.version}
         self._freed.append(action.chunk)
 
     def release(self) -> None:
@@ -274,8 +292,46 @@ class WorkerSide:
         values = [from_buffer(payload, dtype) for payload in payloads]
         with self._changed:
             tensors = dict(zip(message.names, values, strict=True))
+            self._fetching.discard(message.chunk)
             self._states[message.chunk] = tensors, message.scalars
             self._changed.notify_all()
+
+    def keep_copy(self, copy: Copy, payloads: Payloads) -> None:
+        self._copies.setdefault(copy.chunk, {})[copy.version] = copy, payloads
+
+    def hand(self, handed: Handed) -> tuple[Handed, list[memoryview]]:
+        """What is here of a chunk, with its state, for a server that takes it in."""
+        payloads: list[memoryview] = [self._held.buffer(handed.chunk)]
+        if handed.bare:
+            return handed, payloads
+        copy, state = self._copies[handed.chunk][handed.version]
+        payloads += [payload for payload in state if payload is not None]
+        handed = msgspec.structs.replace(handed, names=copy.names, scalars=copy.scalars)
+        return handed, payloads
+
+    def rehome(self, action: Rehomed) -> None:
+        """A server was lost: others answer from now on."""
+        before, self._owners = (
+            self._owners,
+            [self._plan.seats[owner].member for owner in action.owners],
+        )
+        self.rehomed.append(action)
+        for chunk in self._fetching:
+            if before[chunk] == action.member:
+                self._ask_owner(chunk, control.FetchState(self.machine.worker, chunk))
+
+    def address(self, parcel: Parcel[AnyMessage]) -> str:
+        """Whom a parcel about a chunk goes to: its owner may have been lost since it was made."""
+        (message,) = parcel.messages
+        match message:
+            case (
+                Assign(chunk)
+                | Inquire(_, chunk)
+                | control.AssignState(chunk)
+                | control.FetchState(_, chunk)
+            ):
+                return self._owners[chunk]
+        return parcel.peer
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended badly: whoever waits is told."""

@@ -23,14 +23,16 @@ from paceline.protocol.actions import (
     Departed,
     Drop,
     Keep,
+    KeepCopy,
     Normed,
     Note,
+    Rehomed,
     Send,
     Usable,
     Work,
 )
 from paceline.protocol.member import Member
-from paceline.protocol.messages import Assign, Push
+from paceline.protocol.messages import Assign, Copy, Handed, Push
 from paceline.protocol.plan import TURN_SECONDS
 from paceline.wire import Parcel, Post
 
@@ -55,6 +57,8 @@ class MemberLoop:
         self._member = Member(post.name, self, *machines)
         self._payloads: Payloads = ()
         """Of the parcel that is being handled."""
+        self._asked_early: list[control.FetchState] = []
+        """For the state of chunks that this seat takes in and does not have yet."""
         self._arrived = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="paceline-loop", daemon=True)
@@ -112,8 +116,8 @@ class MemberLoop:
                 self._member.tell(*(Departed(push.chunk) for push in pushes))
                 continue
             match requests.popleft():
-                case Parcel() as parcel if parcel.peer != self._post.name:
-                    self._post.send(parcel.peer, parcel.messages, parcel.payloads)
+                case Parcel() as parcel if (peer := worker.address(parcel)) != self._post.name:
+                    self._post.send(peer, parcel.messages, parcel.payloads)
                 case Parcel() as parcel:
                     assert self._server is not None
                     self._serve(self._server, parcel)
@@ -124,15 +128,29 @@ class MemberLoop:
         self._payloads = parcel.payloads
         for message in parcel.messages:
             match message:
+                case control.FetchState() if server.lacks(message.chunk):
+                    self._asked_early.append(message)
+                case Handed():
+                    server.adopt(message, parcel.payloads)
+                    self._member.receive(message, for_seat=True)
+                    self._send_asked_early(server, message.chunk)
                 case control.FetchState():
                     self._send_state(server, f"worker{message.worker}", message.chunk)
                 case control.AssignState():
+                    server.check_has(message.chunk)
                     server.assign_state(message, parcel.payloads)
                 case Assign():
+                    server.check_has(message.chunk)
                     server.assign(message.chunk, parcel.payloads[0])
                     self._member.receive(message, for_seat=True)
                 case _:
                     self._member.receive(message, for_seat=True)
+
+    def _send_asked_early(self, server: ServerSide, chunk: int) -> None:
+        early = [asked for asked in self._asked_early if asked.chunk == chunk]
+        self._asked_early = [asked for asked in self._asked_early if asked.chunk != chunk]
+        for asked in early:
+            self._send_state(server, f"worker{asked.worker}", chunk)
 
     def _take(self, worker: WorkerSide, parcel: Parcel[AnyMessage]) -> None:
         self._payloads = parcel.payloads
@@ -168,6 +186,17 @@ class MemberLoop:
 
     def post(self, to: str, sends: Sequence[Send]) -> None:
         """What has payload to travel comes alone."""
+        match sends[0].message:
+            case Handed() as handed:
+                assert self._worker is not None
+                message, parts = self._worker.hand(handed)
+                self._post.send(to, [message], parts)
+                return
+            case Copy() as copy:
+                assert self._server is not None
+                filled, parts = self._server.copy(copy)
+                self._post.reply(to, [filled], parts)
+                return
         messages = cast("list[AnyMessage]", [send.message for send in sends])
         chunk, rules = sends[0].payload, self._plan.rules
         payloads: list[memoryview] = []
@@ -197,6 +226,10 @@ class MemberLoop:
             case Crew() if self._worker is not None:
                 self._worker.lost.update(action.lost)
                 self._worker.crew.append(action)
+            case KeepCopy(copy) if self._worker is not None:
+                self._worker.keep_copy(copy, self._payloads)
+            case Rehomed() if self._worker is not None:
+                self._worker.rehome(action)
             case Note(text):
                 self._note(text)
             case _:

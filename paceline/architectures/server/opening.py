@@ -42,6 +42,7 @@ class Exchange:
         )
         founders = () if context.identity.founders else range(context.identity.workers)
         self._crew: set[int] = set(founders)
+        self.lost_servers: list[str] = []
         self._changes: list[Crew] = []
         """Of the crew, that hold from a later step on."""
         if context.identity.founders:
@@ -89,6 +90,10 @@ class Exchange:
 
     def greet(self, steps: float = math.inf) -> None:
         """Take note of who has come or gone; `steps` are done, and the next has not begun."""
+        while self.worker.rehomed:
+            lost = self.worker.rehomed.popleft()
+            self.lost_servers.append(lost.member)
+            self._context.server_lost(lost.member, lost.step)
         while self.worker.crew:
             self._changes.append(self.worker.crew.popleft())
         due = [change for change in self._changes if change.since <= steps]

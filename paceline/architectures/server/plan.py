@@ -85,6 +85,9 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
     ]
     shape, goes_on = shape_of(identity), identity.goes_on
     plan = make_plan(sizes, options, shape, exchanged.settings, goes_on=goes_on)
+    if is_apart(exchanged.device):  # gradients leave from memory that the next ones are written to
+        rules = msgspec.structs.replace(plan.rules, second_homes=False)
+        plan = msgspec.structs.replace(plan, rules=rules)
     return JobPlan(
         **msgspec.structs.asdict(plan),
         fingerprint=exchanged.fingerprint,

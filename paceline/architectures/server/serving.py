@@ -16,8 +16,9 @@ from paceline.architectures.server.carriers import Carrier, Payloads
 from paceline.architectures.server.control import JobPlan
 from paceline.architectures.server.memory import Piece, as_buffer, from_buffer
 from paceline.architectures.server.updates import ChunkOptimizers, mean, only
+from paceline.errors import ExchangeError
 from paceline.protocol.actions import Drop, Work
-from paceline.protocol.messages import Push
+from paceline.protocol.messages import Copy, Handed, Push
 from paceline.protocol.seat import SeatMachine
 
 
@@ -53,10 +54,14 @@ class ServerSide:
         if plan.optimizer:
             self._optimizers = ChunkOptimizers(plan.optimizer, plan.groups)
             for chunk in self._chunks:
-                facts = plan.layout.chunks[chunk]
-                ranges = [self._range(chunk, index) for index in facts.parameters]
-                group = plan.layout.flats[facts.flat].group
-                self._optimizers.add(chunk, served.chunk(chunk), group, ranges)
+                self._optimize(chunk)
+
+    def _optimize(self, chunk: int) -> None:
+        assert self._optimizers is not None
+        facts = self._plan.layout.chunks[chunk]
+        ranges = [self._range(chunk, index) for index in facts.parameters]
+        group = self._plan.layout.flats[facts.flat].group
+        self._optimizers.add(chunk, self._served.chunk(chunk), group, ranges)
 
     # Gradients.
 
@@ -140,6 +145,11 @@ class ServerSide:
         weights.copy_(from_buffer(payload, weights.dtype))
 
     def assign_state(self, message: control.AssignState, payloads: Sequence[memoryview]) -> None:
+        self._set_state(message, payloads)
+
+    def _set_state(
+        self, message: control.AssignState | Handed, payloads: Sequence[memoryview]
+    ) -> None:
         assert self._optimizers is not None
         dtype = self._served.chunk(message.chunk).dtype
         values = [from_buffer(payload, dtype) for payload in payloads]
@@ -149,8 +159,35 @@ class ServerSide:
     def state(self, chunk: int) -> tuple[control.State, list[memoryview]]:
         assert self._optimizers is not None
         tensors, scalars = self._optimizers.state(chunk)
-        payloads = [as_buffer(values.cpu().clone()) for values in tensors.values()]
+        payloads = [as_buffer(values.cpu()) for values in tensors.values()]
         return control.State(chunk, list(tensors), scalars), payloads
+
+    # Chunks of servers that were lost.
+
+    def lacks(self, chunk: int) -> bool:
+        return chunk not in self._chunks
+
+    def check_has(self, chunk: int) -> None:
+        """What is set from outside must not meet what a lost server had on its way here."""
+        if self.lacks(chunk):
+            raise ExchangeError("a server was lost while weights or state were set anew.")
+
+    def copy(self, copy: Copy) -> tuple[Copy, list[memoryview]]:
+        """The state of a chunk, for its second home."""
+        state, payloads = self.state(copy.chunk)
+        return Copy(copy.chunk, copy.version, state.names, state.scalars), payloads
+
+    def adopt(self, handed: Handed, payloads: Payloads) -> None:
+        """Serve a chunk from here on, as a worker has it."""
+        if not self.lacks(handed.chunk):
+            return
+        weights, *state = (payload for payload in payloads if payload is not None)
+        self.assign(handed.chunk, weights)
+        self._chunks.append(handed.chunk)
+        if self._optimizers is not None:
+            self._optimize(handed.chunk)
+            if not handed.bare:
+                self._set_state(handed, state)
 
     def close(self) -> None:
         """The seat is needed no more."""

@@ -364,7 +364,7 @@ def _make_worker(
     staging: Staging | None,
 ) -> WorkerSide:
     codec = make_codec(options.compression, options.topk_fraction)
-    apart: Carrier = Wire(held, codec)
+    apart: Carrier = Wire(held, codec, keeps=plan.rules.second_homes)
     if gradients is not None:
         apart = Shared(gradients, held, store, copies=plan.rules.copies)
     own = plan.seat_of(post.name)

@@ -34,7 +34,7 @@ from paceline.architectures.server.updates import server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained, groups_of
 from paceline.errors import ExchangeError, SpecError
-from paceline.protocol.plan import placement_of
+from paceline.protocol.plan import placement_of, why_no_second_homes
 
 WAY_OUT = "Write server:update=worker: then averaged gradients and the optimizer stay here."
 SERVED = "served"
@@ -65,8 +65,11 @@ class SynchronousServer:
         self._exchange: Exchange | None = None
 
     def distribute(self, trained: Trained) -> None:
-        if placement_of(self._options, shape_of(self._context.identity)) != self._options.placement:
+        shape = shape_of(self._context.identity)
+        if placement_of(self._options, shape) != self._options.placement:
             self._context.note("no servers were asked for: the workers serve (colocated).")
+        if self._context.identity.goes_on and (why := why_no_second_homes(self._options, shape)):
+            self._context.note(f"the loss of a server stops the job: {why}.")
         refuse_sparse(trained.model)
         self._trained = trained
         style = self._style_to_join() if self._joins else None
@@ -178,6 +181,11 @@ class SynchronousServer:
 
     def _reopen(self) -> None:
         """The script trains something else now."""
+        if self._opened.lost_servers:
+            lost = " and ".join(self._opened.lost_servers)
+            raise ExchangeError(
+                f"the script trains other tensors than before, and {lost} was lost."
+            )
         self._opened.close(failed=False, again=True)
         self._generation += 1
         self._open()
@@ -319,6 +327,7 @@ class SynchronousServer:
             self._context.note(f"servers average, workers update: of the script, {why}.")
 
     def _start_streaming(self, style: Style, key: str) -> None:
+        self._opened.worker.serve_anew()
         assign_weights(self._opened)
         self._stream(style)
         if self._opened.leads:  # others may ask for the weights and the state it has sent

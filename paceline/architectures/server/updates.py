@@ -167,7 +167,9 @@ class ChunkOptimizers:
         for part in one.parts:
             by_part.append({EXISTS: 1.0} if part.state else {})
             for name, value in part.state.items():
-                if is_elementwise_state(value, part.parameter.numel()):
+                if is_elementwise_state(value, one.weights.numel()):
+                    tensors[name] = value.clone()
+                elif is_elementwise_state(value, part.parameter.numel()):
                     whole = tensors.setdefault(name, torch.zeros_like(one.weights))
                     whole[part.elements] = value
                 elif value is not None:

@@ -1,0 +1,187 @@
+"""Second homes: how the chunks of a lost server go on at the servers that are left.
+
+Where `Rules.second_homes` holds, a worker keeps each gradient until it is answered, and what only a
+server had, the optimizer's state of a chunk, is with one worker too:
+
+    seat      has updated a chunk: it sends the state to a worker (`Copy`), and behind it the answer
+    worker    has weights and state of one update: it says so (`Copied`). Now others are answered
+
+So nobody goes on with weights whose state a single loss could take away. When a server is lost, its
+chunks are dealt to those that are left, by all members alike:
+
+    worker    tells the new homes what it has of each chunk (`Orphans`), and sends once more those
+              of its gradients that were not answered
+    seat      has heard so from every worker: it asks one that has the newest weights, with their
+              state, for them (`Rescue`), and goes on from there when they come (`Handed`)
+
+A step that was interrupted is thus made again from the same gradients, and comes to the same bits.
+Workers that are lost or admitted meanwhile may leave a gap that nobody can fill: whoever finds one
+stops the job.
+"""
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from paceline.errors import ExchangeError
+from paceline.protocol.messages import Handed, Holding, Orphans, Push
+from paceline.protocol.plan import Plan, deal_without
+
+
+class Homes:
+    """Who serves which chunk, after all losses of servers that are known here."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.owners = plan.owners
+        self.lost: tuple[int, ...] = ()
+        """Seats, in the order in which they were lost: chunks are dealt anew one by one."""
+        self._plan = plan
+
+    @property
+    def arbiter(self) -> int:
+        """The seat that chooses quorums and admits workers: one that serves a chunk."""
+        return self.owners[0] if self.owners else 0
+
+    @property
+    def names(self) -> str:
+        return " and ".join(self._plan.seats[seat].member for seat in self.lost)
+
+    def lose(self, seat: int) -> frozenset[int]:
+        """Deal its chunks anew; which they are."""
+        self.lost = (*self.lost, seat)
+        if len(self.lost) == len(self._plan.seats):
+            raise ExchangeError(f"{self.names} was lost, and no server is left.")
+        before = self.owners
+        plan = msgspec.structs.replace(self._plan, owners=before)
+        self.owners = deal_without(plan, self.lost)
+        return frozenset(chunk for chunk, owner in enumerate(before) if owner == seat)
+
+
+class WorkerHomes(Homes):
+    """What one worker keeps for servers that may be lost."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._copies: dict[int, set[int]] = {}
+        """Chunk -> the versions whose state is here: that of the weights at hand, and one whose
+        weights are on their way."""
+        self._means: set[int] = set()
+        """Chunks whose newest answer was a mean of gradients, which has no state."""
+        self._absent: dict[int, tuple[int, ...]] = {}
+
+    def copy(self, chunk: int, version: int) -> None:
+        self._copies.setdefault(chunk, set()).add(version)
+
+    def answered(self, chunk: int, version: int, absent: tuple[int, ...], *, mean: bool) -> None:
+        """Weights have come, or a mean; older states are of no use any more."""
+        self._copies[chunk] = {v for v in self._copies.get(chunk, ()) if v >= version}
+        self._absent[chunk] = absent
+        (self._means.add if mean else self._means.discard)(chunk)
+
+    def void(self) -> None:
+        """Servers are given other weights and state: what is here does not belong to them."""
+        self._copies, self._means = {}, set()
+
+    def has_state(self, chunk: int, version: int) -> bool:
+        return version in self._copies.get(chunk, ())
+
+    def holding(self, chunk: int, version: int, pushed: int) -> Holding:
+        kept, mean = self.has_state(chunk, version), chunk in self._means
+        return Holding(chunk, version, kept, mean, pushed)
+
+    def handed(self, worker: int, chunk: int, version: int) -> Handed:
+        bare, absent = chunk in self._means, self._absent.get(chunk, ())
+        return Handed(worker, chunk, version, absent, bare)
+
+
+class SeatHomes(Homes):
+    """What one seat knows of chunks that it is to take in."""
+
+    def __init__(self, plan: Plan, seat: int) -> None:
+        super().__init__(plan)
+        self._early: list[Push] = []
+        """Gradients of chunks that are not here yet."""
+        self._seat = seat
+        self._reports: dict[int, dict[int, Holding]] = {}
+        """Chunk to take in -> worker -> what it has of it."""
+        self._asked: dict[int, int] = {}
+        """Chunk -> the version that was asked for."""
+        self._awaited: set[tuple[int, int]] = set()
+        """Chunk and worker: a gradient that had gone to the lost server and is sent once more."""
+
+    @property
+    def is_short(self) -> bool:
+        """Some chunk is not here yet."""
+        return bool(self._reports)
+
+    @property
+    def is_open(self) -> bool:
+        """A worker lost now would take something with it that nobody else has."""
+        return bool(self._reports or self._awaited)
+
+    def takes_in(self, chunk: int) -> bool:
+        return chunk in self._reports
+
+    def silent(self, chunk: int, present: Collection[int]) -> list[int]:
+        """Workers that have not said what they have of a chunk."""
+        return sorted(set(present) - self._reports[chunk].keys())
+
+    def hear(self, orphans: Orphans) -> bool:
+        """A worker has lost servers; whether that is news."""
+        common = min(len(orphans.lost), len(self.lost))
+        if orphans.lost[:common] != self.lost[:common]:
+            raise ExchangeError("two servers were lost at once, and workers differ in which first.")
+        news = orphans.lost[common:]
+        for seat in news:
+            for chunk in self.lose(seat):
+                if self.owners[chunk] == self._seat:
+                    self._reports[chunk] = {}
+        for holding in orphans.holdings:
+            if holding.chunk in self._reports and holding.chunk not in self._asked:
+                self._reports[holding.chunk][orphans.worker] = holding
+                if holding.pushed >= 0:
+                    self._awaited.add((holding.chunk, orphans.worker))
+        return bool(news)
+
+    def pushed(self, push: Push) -> None:
+        self._awaited.discard((push.chunk, push.worker))
+
+    def to_ask(self, present: Collection[int]) -> Iterator[tuple[int, int, int]]:
+        """Chunk, worker, and the version it has: of chunks that all have told of, once."""
+        for chunk, told in self._reports.items():
+            if chunk not in self._asked and told and told.keys() >= set(present):
+                worker = self._choose(chunk, told)
+                self._asked[chunk] = version = told[worker].version
+                yield chunk, worker, version
+
+    def _choose(self, chunk: int, told: dict[int, Holding]) -> int:
+        newest = max(holding.version for holding in told.values())
+        having = {worker: one for worker, one in told.items() if one.version == newest}
+        if all(one.mean for one in having.values()):
+            return min(having)
+        kept = [worker for worker, one in having.items() if one.kept]
+        if not kept:
+            raise ExchangeError(
+                f"{self.names} was lost, and nobody else had the optimizer's state of chunk "
+                f"{chunk}: it was before its second update, or a worker was lost just before."
+            )
+        return min(kept)
+
+    def adopts(self, handed: Handed) -> bool:
+        """Whether this is what was asked for; the chunk is here then."""
+        if self._asked.get(handed.chunk) != handed.version:
+            return False  # came before
+        del self._asked[handed.chunk], self._reports[handed.chunk]
+        return True
+
+    def put_early(self, push: Push) -> bool:
+        """A gradient of a chunk that is not here yet; False if it came before."""
+        if push in self._early:
+            return False
+        self._early.append(push)
+        return True
+
+    def take_early(self, chunk: int) -> list[Push]:
+        mine = [push for push in self._early if push.chunk == chunk]
+        self._early = [push for push in self._early if push.chunk != chunk]
+        return mine
