@@ -11,7 +11,7 @@ from statistics import fmean
 from paceline import record, spec
 from paceline.explain.facts import Facts
 from paceline.explain.findings import CauseName, Learning
-from paceline.record.entries import NOTHING_LEARNT
+from paceline.record.entries import NOT_FINITE
 
 RISEN_FACTOR = 1.3
 """A loss this many times the first one has diverged."""
@@ -61,7 +61,7 @@ def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
 
 def wrong_number(facts: Facts) -> str:
     """What workers saw that is not a number, where the script told no loss; empty for nothing."""
-    seen = [e.text for e in facts.events if e.kind == "warning" and NOTHING_LEARNT in e.text]
+    seen = [event.text for event in facts.events if event.kind == NOT_FINITE]
     return seen[0].partition(";")[0] if seen and not facts.losses else ""
 
 
