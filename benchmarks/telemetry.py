@@ -51,7 +51,8 @@ def main() -> None:
 def start(path: Path) -> Session:
     """Be the one worker of a recorded job."""
     torch.set_num_threads(1)
-    RunFolder.create(path, spec.Experiment(architecture=spec.Single()))
+    script = spec.Workload(script=spec.Script(path="train.py"))  # whose losses are looked for
+    RunFolder.create(path, spec.Experiment(architecture=spec.Single(), workload=script))
     os.environ["PACELINE_RUN"] = str(path)
     return init()
 

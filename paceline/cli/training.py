@@ -23,6 +23,7 @@ from paceline.launch.identity import ON_LOSS, TORCH_VARIABLES
 from paceline.launch.losses import check_on_loss
 from paceline.predict.advice import choose
 from paceline.record import RunFolder, Summary, checkpoints
+from paceline.record.entries import NOT_FINITE
 from paceline.units import format_bytes, format_seconds
 
 MOST_MEMBERS = 1024
@@ -250,7 +251,8 @@ def _as_started(experiment: spec.Experiment) -> Identity:
 def show(folder: RunFolder, json: bool, to: Console = console.out) -> None:
     """Print a run: JSON, or a table and where the record lies; warnings last."""
     summary = folder.summary()
-    warnings = [event.text for event in folder.events() if event.kind == "warning"]
+    warned = ("warning", NOT_FINITE)
+    warnings = [event.text for event in folder.events() if event.kind in warned]
     if json:
         console.print_json(summary)
     else:

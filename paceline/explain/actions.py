@@ -10,8 +10,10 @@ from dataclasses import replace
 import msgspec
 
 from paceline import spec
+from paceline.explain import learning as learn
 from paceline.explain.causes import (
     Evidence,
+    Inside,
     Loss,
     has_fewer_cores,
 )
@@ -38,6 +40,9 @@ from paceline.explain.needs import (
     gain,
     spared,
 )
+from paceline.explain.phases import OWN_PHASES
+from paceline.explain.rates import against_loss
+from paceline.explain.spans import Slowed
 
 FIXED_COMPUTE, FIXED_OF_FEW = 0.4, 0.8
 """Share of forward and backward that may not grow with the batch, on real cores: small matrices
@@ -45,6 +50,15 @@ use them badly, those of a few samples hardly at all."""
 
 FEW_SAMPLES = 8
 """Fewer fill no core's registers."""
+
+ONE_MAKES_FRACTION = 0.8
+"""A worker that makes this much of all pauses makes them alone."""
+
+UNEVEN_STAGES = 1.5
+"""A pipeline's longest stage that takes this many times the shortest bounds it."""
+
+FREE_CORES = "end what else runs on these cores, or use others"
+READ_AHEAD = "prepare samples ahead of the step: more reading threads, or a cached data set"
 
 
 def actions(evidence: Evidence, causes: Sequence[Loss]) -> list[Action]:
@@ -60,15 +74,28 @@ def _worth(promised: Gain) -> bool:
 
 
 def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
+    inside = evidence.inside
+    if inside is not None and inside.loss.name == cause:
+        yield _as_in_other_steps(evidence, inside)
+        return
     match cause:
-        case "not-finite" | "diverged" | "staleness" | "chance":
-            yield from _against_rate(evidence, cause)
+        case "not-finite" | "diverged" | "staleness" | "chance" | "flat":
+            yield from against_loss(evidence, cause)
+        case "same-samples":
+            text = "pass the loader to paceline.shard, or give each worker's order another seed"
+            yield Action(text=text)
+        case "odd-worker":
+            odd = learn.odd_worker(evidence.facts)
+            name = odd[0] if odd is not None else ""
+            yield Action(text=f"look at what {name} reads: its labels, and how its data is scaled")
         case "lost":
             yield Action(text="read what it said last: the run's folder has its log")
         case "memory":
             yield Action(text="use a smaller batch, fewer workers here, or hosts with more memory")
         case "cores" | "cpu-taken":
             yield from _against_shortage(evidence)
+        case "readers":
+            yield _cheaper_samples(evidence)
         case "pauses":
             yield from _against_pauses(evidence)
         case "first-steps":
@@ -106,51 +133,11 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
         case "late-work":
             yield from _larger_quorum(evidence)
         case "bubble":
-            yield from _more_microbatches(evidence)
+            yield from _against_bubble(evidence)
         case "overhead":
             yield _leaner_script(evidence)
-
-
-def _against_rate(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
-    """Cures of a loss; what they do to throughput is beside the point."""
-    rate = _rate(evidence.facts)
-    stale, kind = evidence.learning.staleness if evidence.learning else None, server_of(evidence)
-    if stale is not None and kind is not None and cause != "not-finite":
-        if kind.mode in ("async", "bounded") and not kind.staleness_aware:
-            aware = msgspec.structs.replace(kind, staleness_aware=True)
-            text = "divide each update's rate by its age: staleness_aware=true (gradients are "
-            text += f"{stale:.1f} updates old)"
-            yield Action(text=text, change=architecture_of(aware))
-        factor = 1 + max(stale, 1.0)
-        to = f"to {rate / factor:.2g}" if rate else f"{factor:.2g} times"
-        text = f"lower the learning rate {to}: gradients are {stale:.1f} updates "
-        text += "old, and each counts as if it were fresh"
-        yield Action(text=text, change=_with_rate(evidence.facts, rate / factor))
-        sync = msgspec.structs.replace(kind, mode="sync", staleness_aware=False)
-        yield Action(
-            text="or let workers wait for each other: mode=sync", change=architecture_of(sync)
-        )
-    elif cause == "chance":
-        yield Action(text="try another learning rate, and see whether one worker learns")
-    else:
-        lower = min(rate / 10, 0.01)
-        to = f"to {lower:.2g}" if rate else "ten times"
-        text = f"lower the learning rate {to}, or bound the gradient's norm at 1"
-        yield Action(text=text, change=_with_rate(evidence.facts, lower))
-
-
-def _rate(facts: Facts) -> float:
-    """The learning rate in use at the end; 0 where a script's is not known."""
-    used = [s.learning_rate for s in facts.typical.entries if s.learning_rate is not None]
-    if used or facts.experiment.workload.script is not None:
-        return used[-1] if used else 0.0
-    return facts.experiment.workload.optimizer.learning_rate
-
-
-def _with_rate(facts: Facts, rate: float) -> dict[str, object]:
-    if facts.experiment.workload.script is not None:
-        return {}
-    return {"optimizer": {"learning_rate": rate}}
+        case "compute":
+            yield _as_in_baseline(evidence)
 
 
 def _against_shortage(evidence: Evidence) -> Iterator[Action]:
@@ -164,9 +151,11 @@ def _against_shortage(evidence: Evidence) -> Iterator[Action]:
     if short is None:
         return
     relieved = _all_own(needs, -short.seconds)
+    if short.worker:  # the others have their cores
+        relieved = replace(relieved, own={**needs.own, short.worker: relieved.own[short.worker]})
     promised = gain(replace(needs, cpu=0.0), replace(relieved, cpu=0.0))
     if short.name == "cpu-taken":
-        yield Action(text="end what else runs on these cores, or use others", gain=promised)
+        yield Action(text=FREE_CORES, gain=promised)
         return
     threads = facts.experiment.cluster.threads or 1
     text = f"give the job {short.wanted} cores or a device per worker: it has {facts.cores}"
@@ -174,6 +163,26 @@ def _against_shortage(evidence: Evidence) -> Iterator[Action]:
     fitting = max(1, facts.cores // threads)
     if fitting < len(facts.workers):
         yield Action(text=f"or use {fitting} workers here: more only take cores from each other")
+
+
+def _cheaper_samples(evidence: Evidence) -> Action:
+    """Processes that prepare samples use the cores that computing needs."""
+    needs, short = evidence.needs, evidence.shortage
+    assert short is not None
+    waits = {worker.name: worker.phases["input"] for worker in evidence.facts.workers}
+
+    def without(share: float) -> Needs:
+        own = {
+            name: max(1e-6, seconds - share * (short.seconds + waits[name]))
+            for name, seconds in needs.own.items()
+        }
+        return replace(needs, own=own, chance=(1 - share) * needs.chance, cpu=0.0)
+
+    now = replace(needs, cpu=0.0)
+    promised = Gain(low=gain(now, without(0.5)).low, high=gain(now, without(1.0)).high)
+    text = "prepare samples once and keep them, make them cheaper, or give them cores of their "
+    text += "own: another number of reading processes only moves the wait"
+    return Action(text=text, gain=promised)
 
 
 def _against_pauses(evidence: Evidence) -> Iterator[Action]:
@@ -192,7 +201,11 @@ def _against_pauses(evidence: Evidence) -> Iterator[Action]:
         yield Action(text=text, gain=gain(needs, never))
     else:
         named = "its own pauses" if what == "script" else f"its {what}"
-        yield Action(text=f"let the script make {named} ten times as rare", gain=gain(needs, rarer))
+        who = paused_by(facts, what)
+        text = f"let the script make {named} ten times as rare"
+        if who:
+            text = f"let {who} make {named} ten times as rare, or beside training: all wait for it"
+        yield Action(text=text, gain=gain(needs, rarer))
 
 
 def _against_unsteady(evidence: Evidence) -> Iterator[Action]:
@@ -216,12 +229,10 @@ def _against_unsteady(evidence: Evidence) -> Iterator[Action]:
 
 
 def _as_before(evidence: Evidence) -> Action:
-    """Every step like those before it became slow."""
+    """Every step like those that were not slow."""
     found, needs = evidence.slowed, evidence.needs
     assert found is not None
-    who = "all workers" if found.everybody else found.worker
-    text = f"look at what changed for {who} at step {found.step}: heat, memory, another job, "
-    text += "longer samples"
+    text = _what_changed(found, "all workers" if found.everybody else found.worker)
     if found.phase in ("exchange_exposed", "wait"):
         return Action(text=text, gain=spared(needs, 0.5 * found.seconds, found.seconds))
     slow = needs.own if found.everybody else [found.worker]
@@ -230,20 +241,75 @@ def _as_before(evidence: Evidence) -> Action:
     return Action(text=text, gain=gain(needs, steady))
 
 
-def _more_microbatches(evidence: Evidence) -> Iterator[Action]:
-    """No figure: smaller parts keep fewer workers waiting, and use a device less well."""
-    facts, kind = evidence.facts, evidence.facts.architecture
+def _as_in_other_steps(evidence: Evidence, inside: Inside) -> Action:
+    """What was there for a part of the run is gone from that part."""
+    found, cost = evidence.slowed, inside.loss.seconds * inside.steps_fraction
+    assert found is not None
+    late = inside.evidence.late
+    who = "all workers"
+    if inside.loss.name in ("slow-worker", "slow-cable") and late is not None:
+        who = all_late(late)
+    elif not found.everybody and found.phase in OWN_PHASES:
+        who = found.worker
+    known = {"cpu-taken": FREE_CORES, "input": READ_AHEAD}
+    text = known.get(inside.loss.name) or _what_changed(found, who)
+    return Action(text=text, gain=spared(evidence.needs, 0.5 * cost, cost))
+
+
+def _what_changed(found: Slowed, who: str) -> str:
+    if found.grows:
+        return f"look for what grows with every step of {who}: lists that are kept, heat, memory"
+    place = f"at step {found.start if found.start is not None else found.end}"
+    if found.start is not None and found.end is not None:
+        place = f"between steps {found.start} and {found.end}"
+    return f"look at what changed for {who} {place}: heat, memory, another job, longer samples"
+
+
+def _as_in_baseline(evidence: Evidence) -> Action:
+    """Computing that takes longer for as many samples, on as many cores."""
+    lost = sum(part.lost_seconds for part in evidence.parts if part.name == "compute")
+    text = f"look at what {slower_phase(evidence)} does here that the baseline's does not: hooks, "
+    text += "other layers, larger samples, another precision or layout"
+    return Action(text=text, gain=spared(evidence.needs, 0.5 * lost, lost))
+
+
+def slower_phase(evidence: Evidence) -> str:
+    """The phase of computing that takes most longer than the baseline's."""
+    facts, baseline = evidence.facts, evidence.baseline
+    assert baseline is not None
+    scale = facts.typical.samples / baseline.typical.samples
+    own, other = facts.typical.phases, baseline.typical.phases
+    return max(("forward", "backward", "update"), key=lambda p: own[p] - scale * other[p])
+
+
+def _against_bubble(evidence: Evidence) -> Iterator[Action]:
+    """Stages that are longer than the others bound a pipeline whatever else is done."""
+    facts, needs, kind = evidence.facts, evidence.needs, evidence.facts.architecture
     if not isinstance(kind, spec.Pipeline):
         return
-    stages, each = facts.summary.workers // kind.replicas, kind.microbatches
+    stages, parts = facts.summary.workers // kind.replicas, kind.microbatches
+    each = parts
     while each < 4 * stages and facts.typical.samples >= 2 * each * FEW_SAMPLES:
         each *= 2
-    if each > kind.microbatches:
+    if each > parts:
         more = msgspec.structs.replace(kind, microbatches=each)
-        text = f"try {each} parts of the batch in place of {kind.microbatches}: microbatches={each}"
-        yield Action(text=text, change=architecture_of(more))
-    else:
+        text = f"try {each} parts of the batch in place of {parts}: microbatches={each}"
+        # Smaller parts keep fewer workers waiting, and use a device less well.
+        then = needs.pace + (sum(needs.own.values()) / kind.replicas - needs.pace) / each
+        most = max(0.0, needs.step - then)
+        gained = spared(needs, 0.3 * most, most)
+        yield Action(text=text, gain=gained, change=architecture_of(more))
+    elif parts < stages:
         yield Action(text="raise the batch, and cut it into more parts: microbatches")
+    if each == parts or needs.pace > UNEVEN_STAGES * min(needs.own.values()):
+        # All layers on each worker, for a part of the samples: nobody waits for a stage.
+        even = sum(needs.own.values()) / len(needs.own)
+        low, high = (needs.step - factor * even for factor in (1.4, 1.0))
+        if low > 0:
+            text = "let every worker train the whole model on its part of the batch, if it fits: "
+            text += "ring, or server:placement=colocated"
+            change = architecture_of(spec.Ring())
+            yield Action(text=text, gain=spared(needs, low, high), change=change)
 
 
 def _larger_quorum(evidence: Evidence) -> Iterator[Action]:
@@ -304,8 +370,7 @@ def _ready_input(evidence: Evidence) -> Action:
     most = replace(needs, own={n: s - waits[n] for n, s in needs.own.items()})
     half = replace(needs, own={n: s - waits[n] / 2 for n, s in needs.own.items()})
     promised = Gain(low=gain(needs, half).low, high=gain(needs, most).high)
-    text = "prepare samples ahead of the step: more reading threads, or a cached data set"
-    return Action(text=text, gain=promised)
+    return Action(text=READ_AHEAD, gain=promised)
 
 
 def _leaner_script(evidence: Evidence) -> Action:
@@ -348,6 +413,17 @@ def pauses(facts: Facts) -> dict[str, float]:
         for what, seconds in step.paused_seconds.items():
             found[what] = found.get(what, 0.0) + seconds / facts.typical.steps
     return found
+
+
+def paused_by(facts: Facts, what: str) -> str:
+    """The one worker that makes pauses of a kind while the others wait; empty for all, and for
+    checkpoints, which one worker writes for all."""
+    if what not in ("script", "evaluation"):
+        return ""
+    made = {worker.name: worker.own_pauses.get(what, 0.0) for worker in facts.workers}
+    most = max(made, key=lambda name: made[name])
+    alone = len(made) > 1 and made[most] > ONE_MAKES_FRACTION * sum(made.values())
+    return most if alone else ""
 
 
 def _all_own(needs: Needs, seconds: float) -> Needs:

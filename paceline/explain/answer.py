@@ -1,18 +1,22 @@
 """Put facts, parts, limits, causes and words together."""
 
 from dataclasses import replace
+from functools import partial
 
 from paceline.errors import RecordError
 from paceline.explain import difference, failure, limits, words
 from paceline.explain.actions import actions
-from paceline.explain.causes import Evidence, Loss, causes, find_late, first_steps_excess
+from paceline.explain.causes import Evidence, Loss, causes, first_steps_excess
 from paceline.explain.facts import Facts, gather
 from paceline.explain.findings import Cause, Explanation, WallPart
-from paceline.explain.learning import learning
+from paceline.explain.inside import Gather, inside
+from paceline.explain.lateness import find_late
+from paceline.explain.learning import DOUBTFUL, learning
 from paceline.explain.machine import shortage
 from paceline.explain.needs import Needs, needs_of
 from paceline.explain.parts import parts
-from paceline.explain.unsteady import slowed, unsteady
+from paceline.explain.spans import slowed
+from paceline.explain.unsteady import unsteady
 from paceline.record import RunFolder, Summary
 
 
@@ -29,20 +33,22 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
         if not failed:
             raise
         return _only_failed(run, failed)
+    part = partial(gather, run, link)
     if baseline is None:
-        return _explain(facts, failed, None)
+        return _explain(facts, failed, None, part)
     other = gather(baseline, link)
     if facts.name == other.name:  # two runs of one script: their folders tell them apart
         facts = replace(facts, name=run.path.resolve().name)
         other = replace(other, name=baseline.path.resolve().name)
-    return _explain(facts, failed, other)
+    return _explain(facts, failed, other, part)
 
 
-def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
-    evidence, beside = _evidence(facts, failed, other), other
+def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Explanation:
+    evidence, beside = _evidence(facts, failed, other, part), other
     found = causes(evidence)
-    if not found and other is not None:  # better than a sick one is not yet healthy
-        alone = _evidence(facts, failed, None)
+    if other is not None and all(loss.name in DOUBTFUL for loss in found):
+        # Better than a sick one is not yet healthy.
+        alone = _evidence(facts, failed, None, part)
         found = causes(alone)
         if found:
             evidence, beside = replace(alone, baseline=other, efficiency=evidence.efficiency), None
@@ -64,7 +70,12 @@ def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
         workers=facts.summary.workers,
         status=facts.summary.status,
         healthy=not named,
-        verdict=words.verdict_text(evidence, [cause.text for cause in named], best),
+        verdict=words.verdict_text(
+            evidence,
+            [cause.text for cause in named],
+            best,
+            learns_nothing=bool(named) and named[-1].name in DOUBTFUL,
+        ),
         worker=facts.typical.name,
         steps=facts.typical.steps,
         step_seconds=step,
@@ -89,14 +100,14 @@ def _explain(facts: Facts, failed: str, other: Facts | None) -> Explanation:
     )
 
 
-def _evidence(facts: Facts, failed: str, other: Facts | None) -> Evidence:
-    became_slow = slowed(facts)
+def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Evidence:
+    became_slow, short = slowed(facts), shortage(facts)
     return Evidence(
         facts=facts,
         needs=needs_of(facts),
         parts=parts(facts, other),
-        late=find_late(facts),
-        shortage=shortage(facts),
+        late=find_late(facts, short),
+        shortage=short,
         unsteady=unsteady(facts) if became_slow is None else None,
         slowed=became_slow,
         learning=learning(facts, other),
@@ -104,6 +115,7 @@ def _evidence(facts: Facts, failed: str, other: Facts | None) -> Evidence:
         efficiency=None if other is None else difference.efficiency(facts, other),
         failure=failed,
         lost=failure.lost(facts),
+        inside=None if became_slow is None else inside(facts, became_slow, part),
     )
 
 

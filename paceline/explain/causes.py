@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from paceline import spec
 from paceline.explain import learning as learn
@@ -11,14 +10,12 @@ from paceline.explain.facts import Facts, WorkerFacts, own_seconds
 from paceline.explain.findings import CauseName, Late, Learning, Part
 from paceline.explain.machine import Shortage, own_cores, short_of_memory
 from paceline.explain.needs import Needs
-from paceline.explain.unsteady import Slowed, Unsteady
+from paceline.explain.spans import Slowed
+from paceline.explain.unsteady import Unsteady
 from paceline.record.wall import FIRST_STEPS, START_UP, TEARDOWN
 
 WORTH_FRACTION = 0.15
 """A loss below this share of the step is not named."""
-
-NOTICED_FRACTION = 0.02
-"""Nobody is called late for less than this share of the step."""
 
 HEALTHY_FRACTION = 0.20
 """All losses together below this share of the step: nothing to mend."""
@@ -41,15 +38,6 @@ FAR_FACTOR = 2.0
 SMALL_PIECE_BYTES = 64 * 1024
 """Pieces below this cost more to handle than to send."""
 
-ALIKE_FRACTION = 0.9
-"""Workers whose own time is this share of the last one's are as late as it is."""
-
-EVEN_PACE = 1.15
-"""Time per sample within this of the typical worker's is the same speed."""
-
-TELLING_FACTOR = 20.0
-"""Beyond it a ratio says only that the typical worker's part is next to nothing."""
-
 LATE_WORK_FRACTION = 0.4
 """Gradients that came too late for their step, beyond which a quorum is too small. Less is what a
 quorum is for."""
@@ -70,6 +58,7 @@ NOT_FIXED: tuple[CauseName, ...] = (
     "latency",
     "cores",
     "cpu-taken",
+    "readers",
     "compression",
 )
 """Causes beside which a batch is not called too small for the rest."""
@@ -82,8 +71,6 @@ BY_PART: dict[str, CauseName] = {
     "exchange: transport": "transport",
     "overhead": "overhead",
 }
-
-Reason = Literal["input", "compute", "share", "link", "overhead"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,29 +97,46 @@ class Evidence:
     efficiency: float | None
     failure: str
     lost: str
+    inside: "Inside | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """The slow steps of a run that was slow for a part of it, explained by themselves."""
+
+    evidence: Evidence
+    loss: Loss
+    """What those steps lose, and the others do not."""
+
+    steps_fraction: float
+    """Their share of all steps."""
 
 
 def causes(evidence: Evidence) -> list[Loss]:
     """What is wrong, the worst first; empty when the run is healthy."""
-    first: list[Loss] = []
+    facts = evidence.facts
+    first: list[CauseName] = []
     if evidence.failure:
-        first.append(Loss(name="failed", seconds=0.0))
+        first.append("failed")
     if evidence.lost:
-        first.append(Loss(name="lost", seconds=0.0))
-    wrong = learn.trouble(evidence.facts, evidence.learning)
-    if wrong is not None:
-        first.append(Loss(name=wrong, seconds=0.0))
-    if short_of_memory(evidence.facts):
-        first.append(Loss(name="memory", seconds=0.0))
-    if evidence.failure and evidence.facts.typical.steps < JUDGED_STEPS:
-        return first
-    return [*first, *_losses(evidence)]
+        first.append("lost")
+    wrong = learn.troubles(facts, evidence.learning)
+    first += [name for name in wrong if learn.is_certain(facts, name)]
+    if short_of_memory(facts):
+        first.append("memory")
+    last = [name for name in wrong if name not in first]
+    judged = not evidence.failure or facts.typical.steps >= JUDGED_STEPS
+    return [
+        *(Loss(name=name, seconds=0.0) for name in first),
+        *(_losses(evidence) if judged else ()),
+        *(Loss(name=name, seconds=0.0) for name in last),
+    ]
 
 
 def _losses(evidence: Evidence) -> list[Loss]:
     facts = evidence.facts
     whole = facts.typical.step_seconds + facts.typical.paused_seconds
-    found = _step_losses(evidence)
+    found = step_losses(evidence)
     found.append(Loss(name="pauses", seconds=facts.typical.paused_seconds))
     early = first_steps_excess(facts) / max(facts.typical.steps, 1)
     found.append(Loss(name="first-steps", seconds=early))
@@ -144,7 +148,7 @@ def _losses(evidence: Evidence) -> list[Loss]:
     return worth or found[:1]
 
 
-def _step_losses(evidence: Evidence) -> list[Loss]:
+def step_losses(evidence: Evidence) -> list[Loss]:
     facts, late = evidence.facts, evidence.late
     lost = {part.name: part.lost_seconds for part in evidence.parts}
     found = {BY_PART[name]: seconds for name, seconds in lost.items() if name in BY_PART}
@@ -154,51 +158,12 @@ def _step_losses(evidence: Evidence) -> list[Loss]:
     _add_compression(facts, found)
     _add_compute(evidence, found, lost.get("compute", 0.0))
     _gather_fixed_costs(facts, found)
-    _add_unsteady(evidence.unsteady or evidence.slowed, found)
+    if evidence.inside is not None:
+        _add_inside(evidence.inside, found)
+    else:
+        _add_unsteady(evidence.unsteady or evidence.slowed, found)
     found["late-work"] = _late_work_seconds(facts)
     return [Loss(name=name, seconds=seconds) for name, seconds in found.items()]
-
-
-def find_late(facts: Facts) -> Late | None:
-    """The worker the others wait for; None when nobody is late for a reason of its own.
-
-    Everyone's exchange ends together, so durations say nothing: the moment at which gradients were
-    ready tells who is last, and the worker's own phases beside the typical worker's tell why.
-    """
-    typical = facts.typical
-    last = max(facts.workers, key=lambda worker: worker.late_seconds)
-    if last is typical or typical.phases["wait"] < NOTICED_FRACTION * typical.step_seconds:
-        return None
-    # Chance delays make someone last in every step too; a late worker is slower on average.
-    excess = {reason: last_s - own for reason, (last_s, own) in _compare(last, typical).items()}
-    reason = max(excess, key=lambda name: excess[name])
-    if excess[reason] < 0.5 * typical.phases["wait"]:
-        return None
-    slow, usual = _compare(last, typical)[reason]
-    if reason == "compute" and _has_more_samples(last, typical):
-        reason, slow, usual = "share", last.samples, typical.samples
-    factor = slow / usual if usual > 0 else None
-    return Late(
-        worker=last.name,
-        reason=reason,
-        seconds=last.late_seconds - typical.late_seconds,
-        last_fraction=last.last_fraction,
-        factor=factor if factor is not None and factor < TELLING_FACTOR else None,
-        alike=tuple(w.name for w in facts.workers if w is not last and _is_as_late(w, last)),
-    )
-
-
-def _has_more_samples(last: WorkerFacts, typical: WorkerFacts) -> bool:
-    """Whether a worker computes longer only because it has more to compute."""
-    if last.samples <= EVEN_PACE * typical.samples:
-        return False
-    pace = last.compute_seconds / last.samples
-    return pace <= EVEN_PACE * typical.compute_seconds / typical.samples
-
-
-def _is_as_late(worker: WorkerFacts, last: WorkerFacts) -> bool:
-    near = worker.late_seconds >= ALIKE_FRACTION * last.late_seconds
-    return near and own_seconds(worker) >= ALIKE_FRACTION * own_seconds(last)
 
 
 def slow_cable(facts: Facts, needs: Needs) -> str:
@@ -259,16 +224,6 @@ def compression_seconds(facts: Facts) -> float:
     return max(found, default=0.0) / dilation
 
 
-def _compare(last: WorkerFacts, typical: WorkerFacts) -> dict[Reason, tuple[float, float]]:
-    """Seconds of the late and of the typical worker, for each thing that may make it late."""
-    return {
-        "input": (last.phases["input"], typical.phases["input"]),
-        "compute": (last.compute_seconds, typical.compute_seconds),
-        "link": (last.phases["exchange_exposed"], typical.phases["exchange_exposed"]),
-        "overhead": (last.overhead_seconds, typical.overhead_seconds),
-    }
-
-
 def _cause_of_wait(facts: Facts, late: Late | None) -> CauseName:
     if isinstance(facts.architecture, spec.Pipeline):  # stages wait for each other by design
         return "bubble"
@@ -313,6 +268,8 @@ def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float)
         found["jitter"] = found.get("jitter", 0.0) - by_chance
         longer = min(lost, short.seconds)
         found[short.name] = max(short.seconds, longer, by_chance)
+        if short.name == "readers":  # samples come late for want of the same cores
+            found["readers"] += found.pop("input", 0.0)
         if "transport" in found:
             found["transport"] = max(0.0, found["transport"] - max(0.0, short.seconds - lost))
         lost -= longer
@@ -350,16 +307,7 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
         return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
     fixed = fixed_seconds(typical, found.get("transport", 0.0))
-    others: tuple[CauseName, ...] = (
-        "slow-link",
-        "slow-cable",
-        "server",
-        "latency",
-        "cores",
-        "cpu-taken",
-        "compression",
-    )
-    if fixed <= per_sample or fixed <= sum(found.get(name, 0.0) for name in others):
+    if fixed <= per_sample or fixed <= sum(found.get(name, 0.0) for name in NOT_FIXED):
         return
     gathered: tuple[CauseName, ...] = ("transport", "overhead", "small-batch")
     found["small-batch"] = sum(found.pop(name, 0.0) for name in gathered)
@@ -383,6 +331,17 @@ def late_fraction(facts: Facts) -> float:
 def _late_work_seconds(facts: Facts) -> float:
     share = late_fraction(facts)
     return share * facts.typical.step_seconds if share >= LATE_WORK_FRACTION else 0.0
+
+
+def _add_inside(inside: Inside, found: dict[CauseName, float]) -> None:
+    """A cause that was there for a part of the run, whatever its mean over all steps looks like."""
+    name, seconds = inside.loss.name, inside.loss.seconds * inside.steps_fraction
+    missing = seconds - found.get(name, 0.0)
+    found[name] = max(seconds, found.get(name, 0.0))
+    for other in ("jitter", "slow-worker", "transport", "compute"):  # which it was taken for
+        if other != name and missing > 0:
+            taken = min(missing, found.get(other, 0.0))
+            found[other], missing = found.get(other, 0.0) - taken, missing - taken
 
 
 def _add_unsteady(unsteady: Unsteady | Slowed | None, found: dict[CauseName, float]) -> None:

@@ -1,13 +1,13 @@
 """What a run's files say, as numbers per step. Judges nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from paceline import record, spec
 from paceline.errors import RecordError
 from paceline.record import PHASES, Member, MemberTraffic, RunFolder, Step
-from paceline.record.pauses import total
+from paceline.record.pauses import own_pauses, total
 from paceline.spec.hosts import place
 from paceline.spec.profile import REAL_DEVICE
 
@@ -31,6 +31,9 @@ class WorkerFacts:
 
     paused_seconds: float = 0.0
     """Pauses between two of its steps, per step."""
+
+    own_pauses: dict[str, float] = field(default_factory=dict)
+    """Those that it made itself, per step: the others waited for it."""
 
     entries: tuple[Step, ...] = ()
     """The steps that were counted, wait and pauses told; empty where only a summary is known."""
@@ -58,6 +61,9 @@ class Facts:
     memory_bytes: int = 0
     losses: dict[int, float] = field(default_factory=dict)
     """Mean over the global batch of each step, as far as known; NaN where it was not finite."""
+
+    worker_losses: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Each worker's own, over its part of the batch."""
 
     events: tuple[record.Event, ...] = ()
     least_available_bytes: int | None = None
@@ -123,8 +129,15 @@ def own_seconds(worker: WorkerFacts) -> float:
     return worker.phases["input"] + worker.compute_seconds + worker.overhead_seconds
 
 
-def gather(run: RunFolder, link: str = "") -> Facts:
-    """Read a run; `link` names the rate of the cables where the experiment does not."""
+def every_step(step: int) -> bool:
+    return True
+
+
+def gather(run: RunFolder, link: str = "", holds: Callable[[int], bool] = every_step) -> Facts:
+    """Read a run, or those of its steps that `holds` is true of, which are one after the other.
+
+    `link` names the rate of the cables where the experiment does not.
+    """
     experiment, summary = run.experiment(), run.summary()
     members = tuple(run.members()) or tuple(summary.members)
     steps = {m.name: run.steps(m.name) for m in members if m.role == "worker"}
@@ -134,7 +147,9 @@ def gather(run: RunFolder, link: str = "") -> Facts:
     machine = run.machine()
     cores, memory = machine.get("cores"), machine.get("memory_bytes")
     workers = (
-        _workers(steps, members, warmup, architecture) if steps else _from_summary(summary, run)
+        _workers(steps, members, warmup, architecture, holds)
+        if steps
+        else _from_summary(summary, run)
     )
     facts = Facts(
         name=summary.name or run.path.name,
@@ -146,6 +161,10 @@ def gather(run: RunFolder, link: str = "") -> Facts:
         cores=cores if isinstance(cores, int) else 0,
         memory_bytes=memory if isinstance(memory, int) else 0,
         losses=record.losses(steps, record.gone(run)),
+        worker_losses={
+            name: {step.step: step.loss for step in own if step.loss is not None}
+            for name, own in steps.items()
+        },
         events=tuple(run.events()),
         least_available_bytes=_least_available(run, members),
         links=links(experiment, members, link),
@@ -193,20 +212,37 @@ def _workers(
     members: Sequence[Member],
     warmup: int,
     architecture: spec.Architecture,
+    holds: Callable[[int], bool],
 ) -> tuple[WorkerFacts, ...]:
     offsets = {m.name: m.clock_offset_seconds or 0.0 for m in members}
     together = record.waits_for_all(architecture)
-    told = record.tell_pauses(record.split_wait(steps, offsets) if together else steps)
-    counted = {name: record.counted(entries, warmup) for name, entries in told.items()}
+    waited = record.split_wait(steps, offsets) if together else steps
+    counted = {
+        name: [step for step in record.counted(entries, warmup) if holds(step.step)]
+        for name, entries in record.tell_pauses(waited).items()
+    }
+    counted = {name: entries for name, entries in counted.items() if entries}
     late, last = _lateness(counted, offsets) if together else ({}, {})
+    pauses = own_pauses(waited)
     return tuple(
-        _mean_step(name, entries, late.get(name, 0.0), last.get(name, 0.0))
+        _mean_step(name, entries, late.get(name, 0.0), last.get(name, 0.0), pauses[name])
         for name, entries in counted.items()
     )
 
 
-def _mean_step(name: str, steps: Sequence[Step], late: float, last: float) -> WorkerFacts:
+def _mean_step(
+    name: str,
+    steps: Sequence[Step],
+    late: float,
+    last: float,
+    pauses: dict[int, dict[str, float]],
+) -> WorkerFacts:
+    made: dict[str, float] = {}
+    for step in steps:
+        for what, seconds in pauses.get(step.step, {}).items():
+            made[what] = made.get(what, 0.0) + seconds / len(steps)
     return WorkerFacts(
+        own_pauses=made,
         name=name,
         steps=len(steps),
         step_seconds=fmean(s.seconds for s in steps),
@@ -220,7 +256,7 @@ def _mean_step(name: str, steps: Sequence[Step], late: float, last: float) -> Wo
 
 
 def _lateness(
-    steps: dict[str, Sequence[Step]], offsets: dict[str, float]
+    steps: dict[str, list[Step]], offsets: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean time after the first worker, and how often the last; over steps all have reported.
 

@@ -11,9 +11,13 @@ CauseName = Literal[
     "diverged",
     "staleness",
     "chance",
+    "flat",
+    "same-samples",
+    "odd-worker",
     "memory",
     "cores",
     "cpu-taken",
+    "readers",
     "pauses",
     "first-steps",
     "intermittent",
@@ -131,6 +135,14 @@ class WallPart(Finding, frozen=True, kw_only=True):
     fraction: float
 
 
+class RateRise(Finding, frozen=True, kw_only=True):
+    """A learning rate that rose while the loss was good."""
+
+    step: int
+    before: float
+    after: float
+
+
 class Learning(Finding, frozen=True, kw_only=True):
     """What became of the loss, and how old gradients were."""
 
@@ -151,6 +163,15 @@ class Learning(Finding, frozen=True, kw_only=True):
     """This run's loss and the baseline's when both had seen as many samples."""
 
     at_equal_seconds: tuple[float, float] | None = None
+
+    best: tuple[int, float] | None = None
+    """The step around which losses were least, and their mean there."""
+
+    rate_rise: RateRise | None = None
+    """Between the best loss and the last, or the first that is no number."""
+
+    seen_at_backward: bool = False
+    """The script reports no loss; it is what backward() was called on."""
 
 
 class Explanation(Finding, frozen=True, kw_only=True):

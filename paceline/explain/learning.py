@@ -6,12 +6,13 @@ keep a model at chance, however many samples a second it is shown.
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median, stdev
 
 from paceline import record, spec
 from paceline.explain.facts import Facts
-from paceline.explain.findings import CauseName, Learning
-from paceline.record.entries import NOTHING_LEARNT
+from paceline.explain.findings import CauseName, Learning, RateRise
+from paceline.record.entries import NOT_FINITE
 
 RISEN_FACTOR = 1.3
 """A loss this many times the first one has diverged."""
@@ -34,11 +35,42 @@ THROWN_FACTOR = 2.0
 JUDGED_STEPS = 40
 """Fewer steps are too short to have learnt anything."""
 
+CERTAIN_STEPS = 100
+"""A model that guesses after fewer may need more of them: said after what costs time."""
+
+FLAT_STEPS, FLAT_FRACTION = 60, 0.02
+"""A loss stands still when after so many steps it has surely not fallen by this share."""
+
+FORGOTTEN_FRACTION, FELL_FRACTION = 0.5, 0.3
+"""A loss that rose again by this share of what it had fallen, where that was this share of it."""
+
+SURE = 4.0
+"""Standard errors between the best losses, the least of many, and the last ones."""
+
+RATE_FACTOR = 2.0
+"""A learning rate that rose by this while the loss was still good is told beside its rise."""
+
 WINDOW = 10
 """Losses that are averaged at the start and at the end, at most; a tenth of the run when less."""
 
 STALE = 0.5
 """Mean staleness from which it is worth a word."""
+
+SAME_FRACTION, SAME_STEPS = 0.9, 10
+"""Workers whose losses are equal in this share of so many steps have seen the same samples."""
+
+TURNS_FRACTION = 0.2
+"""A loss over changing samples goes up and down, in this share of the steps at least."""
+
+DOUBTFUL: tuple[CauseName, ...] = ("chance", "flat", "odd-worker")
+"""What may be as it should, and is said after what costs time."""
+
+ODD_FACTOR = 3.0
+"""A worker whose loss is this many times any other's at the end has other data than they have."""
+
+
+NORMAL_MOVE = 0.954
+"""Median distance of two draws from a normal distribution, in standard deviations."""
 
 
 def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
@@ -46,7 +78,7 @@ def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
     known = list(facts.losses.values())
     if not known:
         return None
-    few = max(1, min(WINDOW, len(known) // 10))
+    few = _few(known)
     equal = _compared(facts, baseline) if baseline is not None and baseline.losses else (None, None)
     return Learning(
         first=_mean(known[: max(1, few // 3)]),
@@ -56,13 +88,26 @@ def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
         staleness=_staleness(facts),
         at_equal_samples=equal[0],
         at_equal_seconds=equal[1],
+        best=_best(facts),
+        rate_rise=_rate_rise(facts),
+        seen_at_backward=_is_seen(facts),
     )
 
 
 def wrong_number(facts: Facts) -> str:
     """What workers saw that is not a number, where the script told no loss; empty for nothing."""
-    seen = [e.text for e in facts.events if e.kind == "warning" and NOTHING_LEARNT in e.text]
+    seen = [event.text for event in facts.events if event.kind == NOT_FINITE]
     return seen[0].partition(";")[0] if seen and not facts.losses else ""
+
+
+def first_wrong(facts: Facts) -> str:
+    """The one worker with whom wrong numbers began; empty where several began together."""
+    told = [(e.step, e.member) for e in facts.events if e.kind == NOT_FINITE and e.step is not None]
+    if len(facts.workers) < 2 or not told:
+        return ""
+    first = min(step for step, _ in told)
+    members = {member for step, member in told if step == first}
+    return members.pop() if len(members) == 1 else ""
 
 
 def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
@@ -75,15 +120,50 @@ def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
         return "not-finite"
     finite = list(facts.losses.values())
     stale = found.staleness is not None and found.staleness >= STALE
-    risen = found.last > RISEN_FACTOR * found.first and found.last > found.first + 0.1
-    if risen or _has_spike(facts, found):
+    if has_risen(facts, found) or _has_spike(facts, found) or has_forgotten(facts, found):
         return "staleness" if stale and not _rate_is_absurd(finite) else "diverged"
     if at_chance(facts, found):
         return "staleness" if stale else "chance"
     worse = found.at_equal_samples
     if stale and worse is not None and worse[0] > (1 + 4 * LEARNT_FRACTION) * worse[1]:
         return "staleness"
-    return None
+    return "flat" if stands_still(facts) else None
+
+
+def troubles(facts: Facts, found: Learning | None) -> list[CauseName]:
+    """All that is wrong with losses, and with what workers learn from."""
+    names: list[CauseName] = []
+    if sees_the_same(facts):
+        names.append("same-samples")
+    wrong = trouble(facts, found)
+    if wrong is not None:
+        names.append(wrong)
+    if odd_worker(facts) is not None:
+        names.append("odd-worker")
+    return names
+
+
+def is_certain(facts: Facts, name: CauseName) -> bool:
+    """Whether it comes before what costs time. A loss that has not moved yet does not."""
+    return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
+
+
+def has_risen(facts: Facts, found: Learning) -> bool:
+    """Losses below zero have no scale: what they rose by is told against how far they are."""
+    rose, known = found.last - found.first, list(facts.losses.values())
+    error = _noise(known) * math.sqrt(1 / _few(known) + 1 / max(1, _few(known) // 3))
+    return rose > max(0.1, (RISEN_FACTOR - 1) * abs(found.first), 2 * error)
+
+
+def has_forgotten(facts: Facts, found: Learning) -> bool:
+    """Whether a loss that had fallen far has risen again, for good."""
+    if found.best is None or len(facts.losses) < JUDGED_STEPS:
+        return False
+    known = list(facts.losses.values())
+    fell, rose = found.first - found.best[1], found.last - found.best[1]
+    if fell < FELL_FRACTION * abs(found.first) or rose < FORGOTTEN_FRACTION * fell:
+        return False
+    return rose > SURE * _noise(known) * math.sqrt(2 / _few(known))
 
 
 def at_chance(facts: Facts, found: Learning) -> bool:
@@ -98,6 +178,50 @@ def at_chance(facts: Facts, found: Learning) -> bool:
     middle = _mean(known[len(known) // 2 :][:WINDOW])
     still = abs(middle - found.chance) <= CHANCE_FRACTION * found.chance
     return near and still and found.first > THROWN_FACTOR * found.chance
+
+
+def stands_still(facts: Facts) -> bool:
+    """Whether a loss has surely not fallen; noise in which a fall could hide is no standstill."""
+    known = list(facts.losses.values())
+    meaningless = facts.experiment.workload.script is None and _chance(facts) is None
+    if len(known) < FLAT_STEPS or meaningless or not all(map(math.isfinite, known)):
+        return False
+    quarter = len(known) // 4
+    first, last = known[:quarter], known[-quarter:]
+    error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / quarter)
+    fell = fmean(first) - fmean(last)
+    return abs(fell) + 2 * error < FLAT_FRACTION * abs(fmean(first))
+
+
+def sees_the_same(facts: Facts) -> bool:
+    """Whether a script's workers train on the same samples: then their losses are equal."""
+    own = [losses for losses in facts.worker_losses.values() if losses]
+    if facts.experiment.workload.script is None or not facts.together or len(own) < 2:
+        return False
+    steps = set.intersection(*map(set, own))
+    moves = [b - a for a, b in pairwise(own[0][step] for step in sorted(steps))]
+    turns = sum(a * b < 0 for a, b in pairwise(moves))
+    if len(steps) < SAME_STEPS or turns < TURNS_FRACTION * len(steps):
+        return False  # where samples are all alike, so are losses
+    return fmean(len({losses[step] for losses in own}) == 1 for step in steps) >= SAME_FRACTION
+
+
+def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
+    """The one worker whose loss is far above all others', its loss and the largest of theirs."""
+    if not facts.together or isinstance(facts.architecture, spec.Pipeline):
+        return None
+    ends = {}
+    for name, losses in facts.worker_losses.items():
+        known = [loss for loss in losses.values() if math.isfinite(loss)]
+        if len(known) < SAME_STEPS:
+            return None
+        ends[name] = median(known[-max(SAME_STEPS, len(known) // 2) :])
+    if len(ends) < 2:
+        return None
+    worst = max(ends, key=lambda name: ends[name])
+    next_worst = max(loss for name, loss in ends.items() if name != worst)
+    odd = next_worst > 0 and ends[worst] > ODD_FACTOR * next_worst
+    return (worst, ends[worst], next_worst) if odd else None
 
 
 def _has_spike(facts: Facts, found: Learning) -> bool:
@@ -115,9 +239,43 @@ def worst(facts: Facts) -> tuple[int, float]:
     return step, finite[step]
 
 
+def _best(facts: Facts) -> tuple[int, float] | None:
+    """The step around which losses were least, and their mean there."""
+    finite = [(step, loss) for step, loss in facts.losses.items() if math.isfinite(loss)]
+    few = _few(finite)
+    places = range(len(finite) - few + 1)
+    means = [fmean(loss for _, loss in finite[k : k + few]) for k in places]
+    if not means:
+        return None
+    least = min(places, key=lambda k: means[k])
+    return finite[least + few // 2][0], means[least]
+
+
+def _rate_rise(facts: Facts) -> RateRise | None:
+    """A learning rate that rose between the best loss and what became of it."""
+    best = _best(facts)
+    rates = {s.step: s.learning_rate for s in facts.typical.entries if s.learning_rate is not None}
+    if best is None or not rates:
+        return None
+    wrong = record.not_finite_from(facts.losses)
+    last = wrong if wrong is not None else max(facts.losses)
+    since = [step for step in rates if step >= best[0]] or [max(rates)]
+    before = rates[since[0]]
+    rises = [step for step in since if step <= last and rates[step] >= RATE_FACTOR * before]
+    if not rises:
+        return None
+    return RateRise(step=rises[0], before=before, after=max(rates[step] for step in rises))
+
+
 def _rate_is_absurd(losses: Sequence[float]) -> bool:
     """Stale gradients stop a model from learning; they do not take its loss to the stars."""
     return max(losses) > 1e3 * max(losses[0], 1e-9)
+
+
+def _is_seen(facts: Facts) -> bool:
+    """Whether nobody reported the loss: it is what backward was called on."""
+    counts = [member.counters.get("script") for member in facts.members]
+    return any(isinstance(count, dict) and count.get("losses_seen") for count in counts)
 
 
 def _chance(facts: Facts) -> float | None:
@@ -158,9 +316,20 @@ def _curve(facts: Facts) -> list[tuple[float, float, float]]:
 def _at(curve: Sequence[tuple[float, float, float]], axis: int, place: float) -> float:
     """Mean loss of the last few steps before a place on an axis."""
     before = [point[2] for point in curve if point[axis] <= place * 1.000001]
-    few = max(1, min(WINDOW, len(before) // 10))
+    few = _few(before)
     return _mean(before[-few:])
 
 
 def _mean(losses: Sequence[float]) -> float:
     return fmean(losses) if losses else math.nan
+
+
+def _few(known: Sequence[object]) -> int:
+    """How many losses are averaged."""
+    return max(1, min(WINDOW, len(known) // 10))
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """Standard deviation around whatever way the losses go, from one to the next."""
+    moves = [abs(b - a) for a, b in pairwise(losses) if math.isfinite(a) and math.isfinite(b)]
+    return median(moves) / NORMAL_MOVE if moves else 0.0

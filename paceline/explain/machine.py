@@ -10,19 +10,23 @@ STARVED_FRACTION = 0.75
 """Less CPU time than this share of the time spent computing: somebody else had the core."""
 
 OTHERS_CORES = 0.3
-"""Cores that processes outside the job use, above which they are named."""
+"""Cores that processes outside the job, or those that members started, use above which they are
+named."""
 
 SCARCE_MEMORY_FRACTION = 0.03
 """Memory still to be had, below which the machine is about to swap or to kill."""
+
+ALONE_FACTOR = 2.0
+"""A worker that waits for a core so many times as long as any other is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
     """Cores were short."""
 
-    name: Literal["cores", "cpu-taken"]
+    name: Literal["cores", "cpu-taken", "readers"]
     seconds: float
-    """Of each step of the typical worker, spent waiting for a core."""
+    """Of each step of the typical worker, or of the only one that waits, spent without a core."""
 
     wanted: int
     """Threads that compute at once."""
@@ -30,21 +34,42 @@ class Shortage:
     others: float
     """Cores that processes outside the job used."""
 
+    readers: float
+    """Cores that processes used which the members started: those of data loaders."""
+
+    worker: str
+    """The only one that waits for a core; empty where more than one does."""
+
 
 def shortage(facts: Facts) -> Shortage | None:
     """Whether workers waited for a core, how long, and who had it; None where they did not."""
     if not facts.cores or not facts.computes_here or len(facts.traffic) < len(facts.members):
         return None
-    seconds = waited_seconds(facts, facts.typical)
-    if seconds <= 0:
+    waits = {worker.name: waited_seconds(facts, worker) for worker in facts.workers}
+    longest = max(waits, key=lambda worker: waits[worker])
+    rest = max((s for worker, s in waits.items() if worker != longest), default=0.0)
+    alone = facts.together and len(waits) > 1 and waits[longest] > ALONE_FACTOR * rest
+    seconds = waits[longest] if alone else waits[facts.typical.name]
+    readers, others = readers_cores(facts), others_cores(facts)
+    if seconds <= 0 and readers < OTHERS_CORES:
         return None
     threads = facts.experiment.cluster.threads or 1
-    wanted, others = len(facts.workers) * threads + len(facts.servers), others_cores(facts)
-    taken = others >= OTHERS_CORES and (wanted <= facts.cores or others > own_cores(facts))
-    if not taken and wanted <= facts.cores:
+    wanted = len(facts.workers) * threads + len(facts.servers)
+    fits = wanted <= facts.cores
+    name: Literal["cores", "cpu-taken", "readers"] = "cores"
+    if others >= OTHERS_CORES and (fits or others > own_cores(facts)) and others > readers:
+        name = "cpu-taken"
+    elif readers >= OTHERS_CORES and is_full(facts) and (fits or readers > 0.5 * own_cores(facts)):
+        name = "readers"
+    elif fits or seconds <= 0:
         return None  # neither too many members nor anybody else: threads of one process take turns
     return Shortage(
-        name="cpu-taken" if taken else "cores", seconds=seconds, wanted=wanted, others=others
+        name=name,
+        seconds=seconds,
+        wanted=wanted,
+        others=others,
+        readers=readers,
+        worker=longest if alone else "",
     )
 
 
@@ -55,20 +80,27 @@ def waited_seconds(facts: Facts, worker: WorkerFacts) -> float:
     """
     traffic = facts.traffic[worker.name]
     threads = facts.experiment.cluster.threads or 1
+    used = traffic.own_cpu_seconds
     # Whoever computed had a core meanwhile.
-    most = worker.step_seconds - worker.phases["wait"] - (traffic.cpu_seconds or 0.0) / threads
+    most = worker.step_seconds - worker.phases["wait"] - (used or 0.0) / threads
     if traffic.cpu_wait_seconds is not None:
         return max(0.0, min(traffic.cpu_wait_seconds, most))
-    if traffic.cpu_seconds is None:
+    if used is None:
         return 0.0
-    starved = traffic.cpu_seconds < STARVED_FRACTION * worker.compute_seconds
-    return worker.compute_seconds - traffic.cpu_seconds if starved else 0.0
+    starved = used < STARVED_FRACTION * worker.compute_seconds
+    return worker.compute_seconds - used if starved else 0.0
 
 
 def own_cores(facts: Facts) -> float:
-    """Cores in use over all members."""
+    """Cores in use over all members, and what they started."""
     used = [traffic.cpu_seconds or 0.0 for traffic in facts.traffic.values()]
     return sum(used) / facts.typical.step_seconds
+
+
+def readers_cores(facts: Facts) -> float:
+    """Cores in use by processes that the members started."""
+    used = sum(traffic.children_cpu_seconds for traffic in facts.traffic.values())
+    return used / facts.typical.step_seconds
 
 
 def others_cores(facts: Facts) -> float:

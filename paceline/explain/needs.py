@@ -63,6 +63,9 @@ class Needs:
     overlap: float = 0.0
     """How much of an exchange computing can hide, where another placement frees it to do so."""
 
+    cores: int = 0
+    """Of the machine that all members share; 0 where they do not."""
+
     @property
     def pace(self) -> float:
         """Own time of the worker that the others wait for, or of the typical one."""
@@ -115,6 +118,7 @@ def needs_of(facts: Facts) -> Needs:
         paused=typical.paused_seconds,
         together=facts.together,
         typical=typical.name,
+        cores=facts.cores if known else 0,
     )
 
 
@@ -140,7 +144,7 @@ def step_range(now: Needs, then: Needs) -> tuple[float, float]:
         exposures += [open_part + left, open_part + left * min(1.0, shrinks)]
     if shrinks <= 1:
         exposures.append(now.exposed * shrinks)
-    least = max(then.pace, then.exchange, then.cpu) + then.paused
+    least = max(then.pace, then.exchange, _cpu_left(now, then)) + then.paused
     # Who is last by chance is often last because of the exchange before.
     waits = (then.chance, then.chance * min(1.0, shrinks))
     times = [
@@ -149,6 +153,14 @@ def step_range(now: Needs, then: Needs) -> tuple[float, float]:
         for wait in waits
     ]
     return min(times), max(times)
+
+
+def _cpu_left(now: Needs, then: Needs) -> float:
+    """What workers no longer do leaves the cores to the others, where it was what filled them."""
+    if not now.cores:
+        return then.cpu
+    spared_seconds = sum(seconds - then.own[name] for name, seconds in now.own.items())
+    return max(0.0, then.cpu - max(0.0, spared_seconds) / now.cores)
 
 
 def gain(now: Needs, then: Needs, samples_factor: float = 1.0) -> Gain:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from paceline import spec
 from paceline.explain import difference, limits
 from paceline.explain import learning as learn
-from paceline.explain.actions import all_late, pauses
+from paceline.explain.actions import UNEVEN_STAGES, all_late, paused_by, pauses, slower_phase
 from paceline.explain.causes import (
     Evidence,
     Loss,
@@ -19,8 +19,10 @@ from paceline.explain.causes import (
 )
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Action, CauseName, Gain, Late
+from paceline.explain.loss_words import flat_in_words, loss_in_words, odd_in_words
 from paceline.explain.machine import is_full, shortage
 from paceline.explain.parts import busiest_server, busiest_worker_link
+from paceline.explain.spans import Slowed
 from paceline.record.wall import START_UP, TEARDOWN
 from paceline.units import format_bandwidth, format_bytes, format_seconds
 
@@ -32,9 +34,6 @@ FEW_STEPS = 5
 
 LONG_SECONDS, LONG_FRACTION = 20.0, 0.5
 """What comes before the first step, or after the last, is said when it takes both."""
-
-UNEVEN_STAGES = 1.5
-"""A pipeline's longest stage is named when it takes this many times the shortest."""
 
 REASONS = {"input": "input", "compute": "compute", "link": "exchange"}
 PAUSES = {
@@ -49,11 +48,21 @@ PAUSES = {
 
 def cause_text(evidence: Evidence, loss: Loss) -> str:
     """One sentence without its full stop: what costs how much, and what is behind it."""
-    return SENTENCES[loss.name](evidence, _cost(evidence.facts, loss))
+    inside, slow = evidence.inside, evidence.slowed
+    if inside is None or slow is None or inside.loss.name != loss.name:
+        return SENTENCES[loss.name](evidence, _cost(evidence.facts, loss))
+    within = inside.evidence
+    text = SENTENCES[loss.name](within, _cost(within.facts, inside.loss))
+    return f"{_when(slow)} ({slow.factor:.1f} times as long as the other steps), {text}"
 
 
-def verdict_text(evidence: Evidence, causes: Sequence[str], best: Action | None) -> str:
-    """What ends a run: at most what differs, the worst cause, and what to do first."""
+def verdict_text(
+    evidence: Evidence, causes: Sequence[str], best: Action | None, *, learns_nothing: bool = False
+) -> str:
+    """What ends a run: at most what differs, the worst cause, and what to do first.
+
+    `learns_nothing`: the last of several causes is that the loss does not fall.
+    """
     facts = evidence.facts
     if not causes:
         sentences = [f"Healthy: {_scaled(evidence)}{_healthy_in_words(evidence)}."]
@@ -66,6 +75,8 @@ def verdict_text(evidence: Evidence, causes: Sequence[str], best: Action | None)
         sentences.append(f"Until then, {causes[1]}.")
     elif evidence.lost and len(causes) > 1:
         sentences.append(f"{_capital(causes[1])}.")
+    elif len(causes) > 1 and learns_nothing:
+        sentences.append(f"And {causes[-1]}.")
     return " ".join([*sentences, *_doubts(evidence)])
 
 
@@ -151,7 +162,7 @@ def _healthy_in_words(evidence: Evidence) -> str:
         text += f", and the {facts.cores} cores are full"
     found = evidence.learning
     if found is None and facts.experiment.workload.script is not None:
-        text += "; whether it learns is not known (paceline.report_loss tells)"
+        text += "; whether it learns is not known (add paceline.report_loss(loss) to the loop)"
     if found is not None and found.staleness is not None and found.staleness >= learn.STALE:
         text += f"; gradients are {found.staleness:.1f} updates old on average, and the loss falls "
         text += f"from {found.first:.3g} to {found.last:.3g}"
@@ -165,37 +176,15 @@ def _cost(facts: Facts, loss: Loss) -> str:
     )
 
 
-def _loss_in_words(evidence: Evidence) -> str:
-    facts, found = evidence.facts, evidence.learning
-    wrong = learn.wrong_number(facts)
-    if wrong:
-        return f"{wrong}: nothing is learnt from there on"
-    assert found is not None
-    if found.not_finite_from is not None:
-        return f"the loss is not a number from step {found.not_finite_from} on: nothing is learnt"
-    stale = found.staleness
-    old = f": gradients are {stale:.1f} updates old on average" if stale else ""
-    if learn.at_chance(facts, found):
-        text = f"the loss stays at {found.last:.3f}, which is guessing"
-        text += f" (ln of the classes: {found.chance:.3f})"
-    elif found.last > found.first:
-        text = f"the loss rises from {found.first:.3g} to {found.last:.3g}"
-    elif old and found.at_equal_samples is not None:
-        own, other = found.at_equal_samples
-        text = f"the loss is {own:.3g} where the baseline's is {other:.3g} after as many samples"
-    else:
-        step, worst = learn.worst(facts)
-        text = f"the loss rose to {worst:.3g} at step {step}, from {found.first:.3g}"
-    return text + old
-
-
 def _pauses_in_words(facts: Facts) -> str:
     by_kind = pauses(facts)
     what = max(by_kind, key=lambda kind: by_kind[kind])
     whole = facts.typical.step_seconds + facts.typical.paused_seconds
     share = facts.typical.paused_seconds / whole
     rate = sum(w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers)
-    text = f"{PAUSES.get(what, what)} take {share:.0%} of the time: "
+    who = paused_by(facts, what)
+    text = f"{PAUSES.get(what, what)}{f' on {who}' if who else ''} take {share:.0%} of the time"
+    text += ", and the others wait: " if who else ": "
     text += f"{_rate(rate)} samples/s in all, {_rate(facts.samples_per_second)} while training"
     return text
 
@@ -283,10 +272,17 @@ def _slowed_in_words(evidence: Evidence, cost: str) -> str:
         return f"steps became slow: {cost}"
     phase = {"outside": "time outside all phases", "exchange_exposed": "exchange"}
     who = "every worker" if found.everybody else found.worker
-    return (
-        f"from step {found.step} on, steps take {found.factor:.1f} times as long: "
-        f"{phase.get(found.phase, found.phase)} of {who} takes {cost} more, on average"
-    )
+    more = f"{phase.get(found.phase, found.phase)} of {who} takes {cost} more, on average"
+    if found.grows:
+        return f"steps grow, to {found.factor:.1f} times the first ones: {more} than at first"
+    return f"{_when(found)}, steps take {found.factor:.1f} times as long: {more}"
+
+
+def _when(found: Slowed) -> str:
+    """The steps that were slow."""
+    if found.start is None:
+        return f"until step {found.end}"
+    return f"from step {found.start} " + ("on" if found.end is None else f"to {found.end}")
 
 
 def _bubble_in_words(evidence: Evidence, cost: str) -> str:
@@ -294,7 +290,7 @@ def _bubble_in_words(evidence: Evidence, cost: str) -> str:
     longest = max(own, key=lambda name: own[name])
     text = f"workers of the pipeline wait for each other's stages {cost}"
     if own[longest] > UNEVEN_STAGES * min(own.values()):
-        text += f"; the stage of {longest} takes {format_seconds(own[longest])}, "
+        text += f"; stages are uneven: that of {longest} takes {format_seconds(own[longest])}, "
         text += f"the shortest {format_seconds(min(own.values()))}"
     return text
 
@@ -344,6 +340,22 @@ def _cores_in_words(evidence: Evidence, cost: str) -> str:
     )
 
 
+def _taken_in_words(evidence: Evidence, cost: str) -> str:
+    short = evidence.shortage
+    if short is not None and short.worker:
+        return f"other processes have the core of {short.worker}, whose wait for it takes {cost}"
+    return f"other processes have the cores: waiting for one takes {cost}{_short(evidence)}"
+
+
+def _readers_in_words(evidence: Evidence, cost: str) -> str:
+    short = evidence.shortage
+    used = f" use {short.readers:.1f} of the {evidence.facts.cores} cores" if short else ""
+    return (
+        f"processes that prepare samples{used}, which computing needs: "
+        f"waiting for cores and samples takes {cost}"
+    )
+
+
 def _short(evidence: Evidence) -> str:
     short, facts = evidence.shortage, evidence.facts
     if short is None:
@@ -371,15 +383,19 @@ def _memory(evidence: Evidence, cost: str) -> str:
 SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
     "failed": lambda e, cost: e.failure,
     "lost": lambda e, cost: e.lost,
-    "not-finite": lambda e, cost: _loss_in_words(e),
-    "diverged": lambda e, cost: _loss_in_words(e),
-    "staleness": lambda e, cost: _loss_in_words(e),
-    "chance": lambda e, cost: _loss_in_words(e),
+    "not-finite": lambda e, cost: loss_in_words(e),
+    "diverged": lambda e, cost: loss_in_words(e),
+    "staleness": lambda e, cost: loss_in_words(e),
+    "chance": lambda e, cost: loss_in_words(e),
+    "flat": lambda e, cost: flat_in_words(e),
+    "same-samples": lambda e, cost: (
+        "all workers train on the same samples: their losses are equal in every step"
+    ),
+    "odd-worker": lambda e, cost: odd_in_words(e),
     "memory": _memory,
     "cores": lambda e, cost: _cores_in_words(e, cost),
-    "cpu-taken": lambda e, cost: (
-        f"other processes have the cores: waiting for one takes {cost}{_short(e)}"
-    ),
+    "cpu-taken": _taken_in_words,
+    "readers": _readers_in_words,
     "pauses": lambda e, cost: _pauses_in_words(e.facts),
     "first-steps": lambda e, cost: _first_steps_in_words(e.facts),
     "intermittent": lambda e, cost: _unsteady_in_words(e, cost),
@@ -403,7 +419,7 @@ SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
     "input": lambda e, cost: f"the input is too slow: workers wait for samples {cost}",
     "small-batch": _small_batch_in_words,
     "compute": lambda e, cost: (
-        f"computing takes {cost} longer than in the baseline{_full(e.facts)}"
+        f"computing, mostly {slower_phase(e)}, takes {cost} longer than in the baseline"
     ),
     "overhead": lambda e, cost: (
         f"the script spends {cost} outside input, forward, backward and update"

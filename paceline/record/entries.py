@@ -54,7 +54,10 @@ class Sample(Entry, kw_only=True):
     """On this host's monotonic clock."""
 
     cpu_fraction: float | None = None
-    """Share of one core; 2.0 is two cores busy."""
+    """Share of one core, its child processes' included; 2.0 is two cores busy."""
+
+    children_cpu_fraction: float | None = None
+    """What of it processes used that the member started, such as a data loader's."""
 
     cpu_wait_fraction: float | None = None
     """Share of the time that its main thread was ready to run and had no core."""
@@ -72,8 +75,8 @@ class Sample(Entry, kw_only=True):
     packets_received: int | None = None
 
 
-NOTHING_LEARNT = "from there on nothing is learnt"
-"""What a warning says of a step whose loss or gradient is not a number."""
+NOT_FINITE = "not-finite"
+"""Kind of the event that tells of a worker's first loss or gradient that is not a number."""
 
 
 class Event(Entry, kw_only=True):

@@ -34,6 +34,14 @@ def tell_pauses(steps: Mapping[str, Sequence[Step]]) -> dict[str, list[Step]]:
     }
 
 
+def own_pauses(steps: Mapping[str, Sequence[Step]]) -> dict[str, dict[int, dict[str, float]]]:
+    """Member -> step -> the pauses that it made itself; not what it waited for others'."""
+    return {
+        name: {step.step: step.paused_seconds for step in _name_pauses(entries)}
+        for name, entries in steps.items()
+    }
+
+
 def total(entry: Step) -> float:
     """Seconds of all pauses before a step."""
     return sum(entry.paused_seconds.values())

@@ -19,13 +19,21 @@ class MemberTraffic:
     bytes_received: float
     packets_sent: float
     cpu_seconds: float | None
-    """CPU time it used in that while."""
+    """CPU time it used in that while, with its child processes."""
+
+    children_cpu_seconds: float = 0.0
+    """What of it its child processes used."""
 
     cpu_wait_seconds: float | None = None
     """How long its threads were ready and had no core, added up."""
 
     machine_cpu_seconds: float | None = None
     """CPU time that all of its machine used in that while."""
+
+    @property
+    def own_cpu_seconds(self) -> float | None:
+        """CPU time without that of child processes."""
+        return None if self.cpu_seconds is None else self.cpu_seconds - self.children_cpu_seconds
 
     @property
     def busier_bytes(self) -> float:
@@ -73,7 +81,7 @@ class _Counts:
 
     def until(self, end: float, counter: str) -> float | None:
         """How much a counter grew up to `end`; fractions of a core become seconds."""
-        if getattr(self._series[0], counter) is None:
+        if all(getattr(sample, counter) is None for sample in self._series):
             return None
         totals = [0.0]
         pairs = zip(self._times, self._times[1:], strict=False)
@@ -105,6 +113,7 @@ def _figures(counts: _Counts, end: float, steps: float, spans: float) -> MemberT
         bytes_received=one("bytes_received") or 0.0,
         packets_sent=one("packets_sent") or 0.0,
         cpu_seconds=one("cpu_fraction"),
+        children_cpu_seconds=one("children_cpu_fraction") or 0.0,
         cpu_wait_seconds=one("cpu_wait_fraction"),
         machine_cpu_seconds=one("machine_cpu_fraction"),
     )

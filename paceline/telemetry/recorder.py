@@ -18,7 +18,7 @@ import psutil
 
 from paceline.errors import RecordError
 from paceline.record import Event, Member, RunFolder, Sample, Step, cannot_write, versions
-from paceline.telemetry.cores import busy_machine_seconds, waited_seconds
+from paceline.telemetry.cores import busy_machine_seconds, children_seconds, waited_seconds
 from paceline.telemetry.network import InterfaceTraffic, SocketTraffic, Traffic
 
 
@@ -59,6 +59,7 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         self._began_seconds, self._began_cpu = time.monotonic(), self._cpu_seconds()
         self._last_seconds, self._last_cpu = self._began_seconds, self._began_cpu
+        self._last_children = 0.0
         self._last_traffic = Traffic(0, 0, 0, 0)
         self._last_wait, self._last_machine = 0.0, busy_machine_seconds()
         age_seconds = time.time() - self._process.create_time()
@@ -80,7 +81,7 @@ class Recorder:
         elapsed = time.monotonic() - self._began_seconds
         member.ended_seconds = time.monotonic() / self._dilation
         member.status = "finished" if kind is None else "failed"
-        member.cpu_fraction = (self._cpu_seconds() - self._began_cpu) / max(elapsed, 1e-9)
+        member.cpu_fraction = (self._last_cpu - self._began_cpu) / max(elapsed, 1e-9)
         member.bytes_sent, member.bytes_received = traffic.bytes_sent, traffic.bytes_received
         member.packets_sent, member.packets_received = traffic[2], traffic[3]
         # What cannot be written any more must not hide why the member failed.
@@ -151,7 +152,9 @@ class Recorder:
         file.flush()
 
     def _sample(self) -> Sample:
-        now, cpu, traffic = time.monotonic(), self._cpu_seconds(), self._traffic.read()
+        now, traffic = time.monotonic(), self._traffic.read()
+        children = max(self._children_seconds(), self._last_children)  # one may end meanwhile
+        cpu = self._cpu_seconds() + children
         wait, machine = waited_seconds(), busy_machine_seconds()
         rss_bytes = self._process.memory_info().rss
         self.member.max_rss_bytes = max(rss_bytes, self.member.max_rss_bytes or 0)
@@ -159,6 +162,7 @@ class Recorder:
         sample = Sample(
             time_seconds=now / self._dilation,
             cpu_fraction=(cpu - self._last_cpu) / elapsed,
+            children_cpu_fraction=(children - self._last_children) / elapsed if children else None,
             cpu_wait_fraction=None if wait is None else (wait - self._last_wait) / elapsed,
             machine_cpu_fraction=(machine - self._last_machine) / elapsed,
             rss_bytes=rss_bytes,
@@ -170,8 +174,16 @@ class Recorder:
         )
         self._last_seconds, self._last_cpu, self._last_traffic = now, cpu, traffic
         self._last_wait, self._last_machine = wait or 0.0, machine
+        self._last_children = children
         return sample
 
     def _cpu_seconds(self) -> float:
+        """Of this process alone."""
         times = self._process.cpu_times()
-        return float(times.user + times.system + times.children_user + times.children_system)
+        return float(times.user + times.system)
+
+    def _children_seconds(self) -> float:
+        """Of all that it started, whether they run or have ended."""
+        times = self._process.cpu_times()
+        ended = float(times.children_user + times.children_system)
+        return ended + children_seconds(self._process.pid)

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from paceline.record.entries import NOTHING_LEARNT
-
 LARGEST_ELEMENTS = 1 << 18
 """Of a tensor that is looked at in every step: more would cost time."""
 
@@ -63,7 +61,7 @@ class Numbers:
         else:
             return ""
         self._is_told = True
-        return f"{what} at step {step}; {NOTHING_LEARNT}."
+        return f"{what} at step {step}; from there on nothing is learnt."
 
     def look(self, gradient: Tensor) -> None:
         """A gradient of what is watched is made; called by autograd, or where it is replayed."""

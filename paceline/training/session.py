@@ -34,12 +34,14 @@ from paceline.launch import Identity, identify, meet, stacks
 from paceline.launch.losses import BEGUN, check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
+from paceline.record.entries import NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.script_profile import ScriptProfile
+from paceline.training.seen_loss import SeenLoss, StepLoss
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
 from paceline.training.survivors import Survivors
 from paceline.training.timing import Passes, Timed
@@ -81,9 +83,10 @@ class Session:
         self._folder = folder
         self._stack = ExitStack()
         self._loss: Tensor | None = None
+        self._seen_loss = SeenLoss()
         self.numbers = Numbers()
         self._profile = ScriptProfile.from_environment()
-        self._open_step: tuple[Step, Tensor | None, Tensor | None] | None = None
+        self._open_step: tuple[Step, Tensor | StepLoss | None, Tensor | None] | None = None
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
         once one has joined."""
@@ -184,6 +187,7 @@ class Session:
         stack, self._stack = self._stack, ExitStack()
         if self.recorder is not None and self.identity.role == "worker":
             counts = {"distributed": len(self._trained), "sharded": self._sharded}
+            counts["losses_seen"] = self._seen_loss.count
             self.recorder.member.counters["script"] = counts
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
@@ -256,6 +260,7 @@ class Session:
             self._profile.watch(model, optimizers[-1])
         if number == 0 and self.recorder is not None:
             self.numbers.watch(trained.tensors)
+            self._stack.callback(self._seen_loss.watch(self._folder))
         if self._watches:
             self.watch_gradients()
         if self.workers > 1 and number == 0:
@@ -434,6 +439,7 @@ class Session:
         self.clock.begin_again(RECOVERY)
         for passes in self._passes:
             passes.samples = 0
+        self._seen_loss.forget()
 
     def _starts_at(self, step: int) -> None:
         self.start = self.step = step
@@ -462,7 +468,8 @@ class Session:
         entry.learning_rate = None if rate is None else float(rate)
         self.recent.append(entry)
         self._write_open_step()
-        self._open_step = (entry, self._loss, self.numbers.take())
+        loss = self._seen_loss.unless(self._loss, self._trained)
+        self._open_step = (entry, loss, self.numbers.take())
         self._loss = None
         self.step += 1
         self._trained_samples += entry.samples
@@ -481,7 +488,7 @@ class Session:
             complaint = self.numbers.complaint(self.identity.name, entry.step, entry.loss, seen)
             if self.recorder is not None:
                 if complaint:
-                    self.recorder.note(complaint, "warning", entry.step)
+                    self.recorder.note(complaint, NOT_FINITE, entry.step)
                 self.recorder.add_step(entry)
         self._open_step = None
 

@@ -41,8 +41,10 @@ class TestInTime:
             tmp_path / "run", workers=3, slow_steps=lambda s: 1 + 2 * (s >= 25), steps=50
         )
         found = explain(run)
-        assert names(found)[0] == "slowed", found.verdict
-        assert "of worker0 takes" in found.verdict
+        assert names(found)[0] == "slow-worker", found.verdict
+        assert found.verdict.startswith("From step 25 on")
+        assert "waiting for worker0" in found.verdict
+        assert "what changed for worker0 at step 25" in found.actions[0].text
 
     def test_steps_that_vary_have_not_become_slow(self, tmp_path):
         run = synchronous_run(tmp_path / "run", slow_steps=lambda s: 1 + (s % 3 == 0))
@@ -204,7 +206,6 @@ def test_every_stage_of_a_pipeline_waits(tmp_path):
     found = explain(rewritten_steps(run, waiting))
     assert names(found)[0] == "bubble", found.verdict
     assert "microbatches=4" in found.actions[0].text
-    assert found.actions[0].gain is None
 
 
 class TestGuessing:

@@ -1,7 +1,11 @@
 """Where time goes, and what the kernel counted."""
 
 import math
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -199,3 +203,22 @@ def test_samples_say_who_waited_for_a_core(tmp_path):
     assert sample.available_bytes > 0
     member = folder.members()[0]
     assert member.began_seconds < member.ended_seconds
+
+
+def test_child_processes_count_with_the_member_that_started_them(tmp_path):
+    """A loader's reading processes, and theirs, use the cores that training waits for."""
+    source = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    busy = "while True: pass"
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment())
+    with Recorder(folder, name="worker0", role="worker", host="here", sample_seconds=0.1):
+        child = subprocess.Popen([sys.executable, "-c", source, busy], start_new_session=True)
+        try:
+            deadline = time.monotonic() + 60
+            while not any((s.children_cpu_fraction or 0) > 0.1 for s in folder.series("worker0")):
+                assert time.monotonic() < deadline, "no sample counts the grandchild"
+                time.sleep(0.05)
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    samples = folder.series("worker0")
+    assert all(s.cpu_fraction >= (s.children_cpu_fraction or 0) - 1e-6 for s in samples)

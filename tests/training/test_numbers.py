@@ -9,6 +9,7 @@ from torch import nn
 from paceline import spec
 from paceline.launch import identify
 from paceline.record import RunFolder
+from paceline.record.entries import NOT_FINITE
 from paceline.testing import run_members
 from paceline.training.numbers import Numbers
 from paceline.training.recording import has_hooks
@@ -65,7 +66,7 @@ def test_the_first_to_go_wrong_is_named_in_the_record(tmp_path):
     experiment = spec.replace(spec.Experiment(), workers=2, architecture=spec.Ring())
     folder = RunFolder.create(tmp_path / "run", experiment)
     run_members(train, workers=2, architecture=spec.Ring(), folder=folder)
-    told = {event.step: event.text for event in folder.events() if event.kind == "warning"}
+    told = {event.step: event.text for event in folder.events() if event.kind == NOT_FINITE}
     assert "a gradient of worker1 is not finite at step 4" in told[4]
     assert min(told) == 4
 

@@ -1,0 +1,70 @@
+"""A run that was slow for a part of it: those steps, explained by themselves.
+
+What they lose and the others do not is the cause; over all steps it would be half as large, or look
+like another one.
+"""
+
+from collections.abc import Callable
+
+from paceline.explain.causes import Evidence, Inside, Loss, step_losses
+from paceline.explain.facts import Facts, WorkerFacts
+from paceline.explain.findings import CauseName
+from paceline.explain.lateness import find_late
+from paceline.explain.machine import shortage
+from paceline.explain.needs import needs_of
+from paceline.explain.parts import parts
+from paceline.explain.spans import Slowed
+
+EXPLAINS_FRACTION = 0.5
+"""A cause explains slow steps when it is this much of what they take longer."""
+
+Gather = Callable[[Callable[[int], bool]], Facts]
+"""Facts of the steps for which a function is true."""
+
+
+def inside(facts: Facts, slow: Slowed, gather: Gather) -> Inside | None:
+    """What slow steps lose that others do not; None where no cause but their length is found."""
+    if slow.grows:
+        return None
+    within = _evidence(gather(slow.holds))
+    without = _evidence(gather(_longest_other(facts.typical, slow)))
+    longer = within.facts.typical.step_seconds - without.facts.typical.step_seconds
+    before: dict[CauseName, float] = {loss.name: loss.seconds for loss in step_losses(without)}
+    more = [
+        Loss(name=loss.name, seconds=loss.seconds - before.get(loss.name, 0.0))
+        for loss in step_losses(within)
+    ]
+    worst = max(more, key=lambda loss: loss.seconds, default=None)
+    if worst is None or longer <= 0 or worst.seconds < EXPLAINS_FRACTION * longer:
+        return None
+    share = within.facts.typical.steps / facts.typical.steps
+    return Inside(evidence=within, loss=worst, steps_fraction=share)
+
+
+def _longest_other(worker: WorkerFacts, slow: Slowed) -> Callable[[int], bool]:
+    """The usual steps that lie together: counters grow evenly between samples only."""
+    before = sum(slow.start is not None and s.step < slow.start for s in worker.entries)
+    after = sum(slow.end is not None and s.step >= slow.end for s in worker.entries)
+    start, end = slow.start, slow.end
+    if before >= after:
+        return lambda step: start is not None and step < start
+    return lambda step: end is not None and step >= end
+
+
+def _evidence(facts: Facts) -> Evidence:
+    """Of a part of a run: nothing about how it ended or what it learnt."""
+    short = shortage(facts)
+    return Evidence(
+        facts=facts,
+        needs=needs_of(facts),
+        parts=parts(facts),
+        late=find_late(facts, short),
+        shortage=short,
+        unsteady=None,
+        slowed=None,
+        learning=None,
+        baseline=None,
+        efficiency=None,
+        failure="",
+        lost="",
+    )
