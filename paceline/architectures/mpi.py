@@ -82,14 +82,19 @@ class MpiCollective:
         self.weight = float(weight)
 
     def close(self) -> None:
-        """Finalize waits for all; a rank that fails exits without, and mpirun ends the rest."""
+        """Finalize waits for all; a rank that fails exits without, and mpirun ends the rest.
+
+        So do those who are left when one was lost: Open MPI's own last fence waits for the lost one
+        too, now and then, for ever. Under `--with-ft` mpirun takes their exits for good ones.
+        """
         failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
         if self._finalizes and not failing:
             # Finalize holds the interpreter while it waits, and with it the job's store on worker
             # 0: so all come here first, which is when nobody asks the store any more.
             with contextlib.suppress(self._mpi.Exception):
                 self._meet("the end")
-            self._mpi.Finalize()
+            if self.summed == self._context.identity.workers:
+                self._mpi.Finalize()
 
     def _together(self, name: str, act: Callable[[], None]) -> None:
         """Let all members act at once, and the survivors once more if one is lost meanwhile."""
