@@ -167,10 +167,13 @@ def _times(run: RunFolder) -> Row:
     ]
     score = drill.score(run, run)
     (cost,) = score.costs
-    back = _back(run, fault.time_seconds, 1.5 * median(before))
+    # With fewer servers, or links, steps may take longer for good: that is no recovery's cost.
+    after = median(step.seconds for step in run.steps("worker0")[-LAST_STEPS:])
+    back = _back(run, fault.time_seconds, 1.5 * max(median(before), after))
     detection = min((moment for moment in noticed if moment >= fault.time_seconds), default=None)
     row: Row = {
         "step_seconds": median(before),
+        "step_seconds_after": after,
         "detection_seconds": None if detection is None else detection - fault.time_seconds,
         "back_seconds": back,
         "undone_steps": cost.undone_steps,
@@ -183,7 +186,7 @@ def _times(run: RunFolder) -> Row:
 
 
 def _back(run: RunFolder, moment: float, most_seconds: float) -> float | None:
-    """Until worker 0 begins the first of three steps in a row that are as short as before."""
+    """Until worker 0 begins the first of three steps in a row that are short enough."""
     after = [step for step in run.steps("worker0") if step.end_seconds > moment]
     for at in range(len(after) - drill.BACK_STEPS + 1):
         if all(step.seconds <= most_seconds for step in after[at : at + drill.BACK_STEPS]):
@@ -222,7 +225,7 @@ def checks(row: Row) -> Iterator[Row]:
     yield _check(name, value, DETECTION_SECONDS)
     if row["name"].endswith("continue") and row["engine"] == "tunnel":
         most = SERVER_STEPS if "-server-" in row["name"] else WORKER_STEPS
-        name = f"{row['name']}: as fast as before, step times after being noticed"
+        name = f"{row['name']}: as fast as before or at the end, step times after being noticed"
         yield _check(name, row.get("back_steps"), most)
 
 

@@ -46,7 +46,7 @@ from paceline.protocol.seat import SeatMachine
 MOST_EVENTS = 5_000
 
 
-FIRST = Newcomer | Admitted | Cut | Copy | Orphans
+FIRST = (Newcomer, Admitted, Cut, Copy, Orphans)
 """What is sent behind these on the same way stays behind them."""
 
 SAMPLES = 13
@@ -304,7 +304,7 @@ class Network:
         for name, member in self.members.items():
             if self.is_awake(name):
                 member.work()
-        moves = [("flight", i) for i in range(len(self.flight)) if self.may_happen(i)]
+        moves = [("flight", index) for index in self.able()]
         moves += [
             ("compute", name)
             for name, trainer in self.trainers.items()
@@ -312,7 +312,9 @@ class Network:
         ]
         if not moves:
             return False
-        kind, which = self.rng.choice([m for m in moves if not self.is_slow(m)] or moves)
+        if self.slow is not None:
+            moves = [m for m in moves if not self.is_slow(m)] or moves
+        kind, which = self.rng.choice(moves)
         if kind == "compute":
             trainer = self.trainers[which]
             trainer.compute(self.rng.choice(sorted(trainer.unmade)))
@@ -328,14 +330,29 @@ class Network:
         """On the one way that is slow things move only when nothing else does."""
         return move[0] == "flight" and self.flight[move[1]][1:3] == self.slow
 
-    def may_happen(self, index):
-        """News of a loss comes behind all that the lost one had sent there, and what a seat has
-        sent behind the news of who comes or goes stays behind it; else anything may overtake."""
-        kind, source, to, _ = self.flight[index]
-        if kind != "lost":
-            before = [f[3].message for f in self.flight[:index] if f[:3] == ("message", source, to)]
-            return not any(isinstance(message, FIRST) for message in before)
-        return not any(f[0] in ("message", "again") and f[1:3] == (source, to) for f in self.flight)
+    def able(self):
+        """What may happen next. News of a loss comes behind all that the lost one had sent there,
+        and what was sent behind the news of who comes or goes stays behind it; else anything may
+        overtake. In one pass, for a million schedules are long."""
+        found, held, busy = [], set(), None
+        for index, (kind, source, to, what) in enumerate(self.flight):
+            way = source, to
+            if kind == "lost":
+                if busy is None:
+                    busy = {f[1:3] for f in self.flight if f[0] in ("message", "again")}
+                if way in busy:
+                    continue
+            elif way in held:
+                continue
+            if kind == "message" and isinstance(what.message, FIRST):
+                held.add(way)
+            if self.may_pass(source, to):
+                found.append(index)
+        return found
+
+    def may_pass(self, source, to):
+        """Whether anything comes through between two members at present."""
+        return True
 
     def arrive(self, index):
         kind, source, to, what = self.flight.pop(index)

@@ -71,11 +71,8 @@ class Job(Network):
         self.paused = {name: until for name, until in self.paused.items() if until > self.events}
         self.cuts = {pair: until for pair, until in self.cuts.items() if until > self.events}
 
-    def may_happen(self, index: int) -> bool:
-        _, source, to, _ = self.flight[index]
-        if to in self.paused or (self.cuts and frozenset((source, to)) in self.cuts):
-            return False
-        return super().may_happen(index)
+    def may_pass(self, source: str, to: str) -> bool:
+        return to not in self.paused and not (self.cuts and frozenset((source, to)) in self.cuts)
 
     def is_awake(self, name: str) -> bool:
         return name not in self.paused
