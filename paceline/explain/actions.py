@@ -167,15 +167,16 @@ def _against_shortage(evidence: Evidence) -> Iterator[Action]:
 
 def _cheaper_samples(evidence: Evidence) -> Action:
     """Processes that prepare samples use the cores that computing needs."""
-    needs, short = evidence.needs, evidence.shortage
+    facts, needs, short = evidence.facts, evidence.needs, evidence.shortage
     assert short is not None
-    waits = {worker.name: worker.phases["input"] for worker in evidence.facts.workers}
+    threads = facts.experiment.cluster.threads or 1
+    spare = {}
+    for worker in facts.workers:  # at best it waits for nothing but its own CPU time
+        waits, used = worker.phases["input"], facts.traffic[worker.name].own_cpu_seconds or 0.0
+        spare[worker.name] = max(short.seconds + waits, needs.own[worker.name] - used / threads)
 
     def without(share: float) -> Needs:
-        own = {
-            name: max(1e-6, seconds - share * (short.seconds + waits[name]))
-            for name, seconds in needs.own.items()
-        }
+        own = {name: max(1e-6, s - share * spare[name]) for name, s in needs.own.items()}
         return replace(needs, own=own, chance=(1 - share) * needs.chance, cpu=0.0)
 
     now = replace(needs, cpu=0.0)

@@ -124,13 +124,13 @@ def causes(evidence: Evidence) -> list[Loss]:
     first += [name for name in wrong if learn.is_certain(facts, name)]
     if short_of_memory(facts):
         first.append("memory")
-    last = [name for name in wrong if name not in first]
+    doubtful = [Loss(name=name, seconds=0.0) for name in wrong if name not in first]
     judged = not evidence.failure or facts.typical.steps >= JUDGED_STEPS
-    return [
-        *(Loss(name=name, seconds=0.0) for name in first),
-        *(_losses(evidence) if judged else ()),
-        *(Loss(name=name, seconds=0.0) for name in last),
-    ]
+    slow = _losses(evidence) if judged else []
+    whole = facts.typical.step_seconds + facts.typical.paused_seconds
+    if slow and slow[0].seconds < WORTH_FRACTION * whole:
+        slow, doubtful = doubtful, slow
+    return [*(Loss(name=name, seconds=0.0) for name in first), *slow, *doubtful]
 
 
 def _losses(evidence: Evidence) -> list[Loss]:
