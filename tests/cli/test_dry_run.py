@@ -12,7 +12,7 @@ cluster = {workers = 3, device = "k80", hosts = [{workers = 1}]}
 """
 TUNNEL = ["--on", "tunnel", "--data", "synthetic", "--workers", "2", "--steps", "3"]
 PREDICT = ["--on", "predict", "--workers", "2", "--architecture", "ring"]
-STAGES = ["--model", "resnet50", "--architecture", "pipeline:microbatches=1"]
+STAGES = ["--model", "resnet50", "--architecture", "pipeline:microbatches=2"]
 
 
 @pytest.mark.parametrize(
