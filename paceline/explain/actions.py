@@ -16,6 +16,7 @@ from paceline.explain.causes import (
     Inside,
     Loss,
     has_fewer_cores,
+    slow_cable,
 )
 from paceline.explain.exchanging import (
     WORTH_GAIN,
@@ -56,6 +57,8 @@ ONE_MAKES_FRACTION = 0.8
 
 UNEVEN_STAGES = 1.5
 """A pipeline's longest stage that takes this many times the shortest bounds it."""
+
+OF_NETWORK: tuple[CauseName, ...] = ("slow-link", "slow-cable", "latency", "transport")
 
 FREE_CORES = "end what else runs on these cores, or use others"
 READ_AHEAD = "prepare samples ahead of the step: more reading threads, or a cached data set"
@@ -252,18 +255,25 @@ def _as_in_other_steps(evidence: Evidence, inside: Inside) -> Action:
         who = all_late(late)
     elif not found.everybody and found.phase in OWN_PHASES:
         who = found.worker
-    known = {"cpu-taken": FREE_CORES, "input": READ_AHEAD}
-    text = known.get(inside.loss.name) or _what_changed(found, who)
+    if inside.loss.name in OF_NETWORK:
+        cable = slow_cable(inside.evidence.facts, inside.evidence.needs)
+        place = _what_changed(found, f"the network{f' of {cable}' if cable else ''}", "")
+        text = f"{place}: another job, a cable that fell back to a lower rate"
+    else:
+        known = {"cpu-taken": FREE_CORES, "input": READ_AHEAD}
+        text = known.get(inside.loss.name) or _what_changed(found, who)
     return Action(text=text, gain=spared(evidence.needs, 0.5 * cost, cost))
 
 
-def _what_changed(found: Slowed, who: str) -> str:
+def _what_changed(
+    found: Slowed, who: str, what: str = ": heat, memory, another job, longer samples"
+) -> str:
     if found.grows:
         return f"look for what grows with every step of {who}: lists that are kept, heat, memory"
     place = f"at step {found.start if found.start is not None else found.end}"
     if found.start is not None and found.end is not None:
         place = f"between steps {found.start} and {found.end}"
-    return f"look at what changed for {who} {place}: heat, memory, another job, longer samples"
+    return f"look at what changed for {who} {place}{what}"
 
 
 def _as_in_baseline(evidence: Evidence) -> Action:
