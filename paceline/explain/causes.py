@@ -42,8 +42,8 @@ LATE_WORK_FRACTION = 0.4
 """Gradients that came too late for their step, beyond which a quorum is too small. Less is what a
 quorum is for."""
 
-BULK_BYTES_PER_SECOND = 2e8
-"""Gradients that move this fast are many; a larger batch makes them rarer, not fewer."""
+BULK_BYTES = 16e6
+"""Gradients of a step that are many: a larger batch makes them rarer, not fewer."""
 
 SHARED_CORES = 0.7
 """Members that use more of the machine's cores than this have to share them."""
@@ -308,10 +308,10 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
     typical = facts.typical
     if typical.overhead_seconds > SCRIPT_SECONDS or small_pieces(facts.architecture) is not None:
         return
-    if _moves_much(facts, found.get("transport", 0.0)):
-        return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
     fixed = fixed_seconds(typical, found.get("transport", 0.0))
+    if _moves_much(facts) and found.get("transport", 0.0) > fixed / 2:
+        return
     if fixed <= per_sample or fixed <= sum(found.get(name, 0.0) for name in NOT_FIXED):
         return
     gathered: tuple[CauseName, ...] = ("transport", "overhead", "small-batch")
@@ -319,11 +319,10 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
     found["small-batch"] += typical.phases["update"]
 
 
-def _moves_much(facts: Facts, transport_seconds: float) -> bool:
-    """Whether processes are busy moving bytes, and not with what each message costs."""
+def _moves_much(facts: Facts) -> bool:
+    """Whether moving gradients is work, and not what each message costs."""
     traffic = facts.traffic.get(facts.typical.name)
-    moved = 0.0 if traffic is None else traffic.busier_bytes
-    return transport_seconds > 0 and moved > BULK_BYTES_PER_SECOND * transport_seconds
+    return traffic is not None and traffic.busier_bytes > BULK_BYTES
 
 
 def late_fraction(facts: Facts) -> float:
