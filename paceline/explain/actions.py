@@ -36,6 +36,7 @@ from paceline.explain.exchanging import (
 )
 from paceline.explain.facts import Facts, own_seconds
 from paceline.explain.findings import Action, CauseName, Gain, Late
+from paceline.explain.machine import is_full
 from paceline.explain.needs import (
     Needs,
     gain,
@@ -378,10 +379,17 @@ def _shares(evidence: Evidence) -> Iterator[Action]:
 def _ready_input(evidence: Evidence) -> Action:
     facts, needs = evidence.facts, evidence.needs
     waits = {worker.name: worker.phases["input"] for worker in facts.workers}
-    most = replace(needs, own={n: s - waits[n] for n, s in needs.own.items()})
-    half = replace(needs, own={n: s - waits[n] / 2 for n, s in needs.own.items()})
-    promised = Gain(low=gain(needs, half).low, high=gain(needs, most).high)
-    return Action(text=READ_AHEAD, gain=promised)
+    full = facts.computes_here and is_full(facts)
+
+    def without(share: float) -> Needs:
+        own = {n: s - share * waits[n] for n, s in needs.own.items()}
+        # What is prepared by others is still to be prepared, where cores are left for it.
+        stays = 0.0 if full or not needs.cores else share * sum(waits.values()) / needs.cores
+        return replace(needs, own=own, cpu=needs.cpu + stays)
+
+    promised = Gain(low=gain(needs, without(0.5)).low, high=gain(needs, without(1.0)).high)
+    text = "prepare samples once and keep them: no core is left to prepare them ahead"
+    return Action(text=text if full else READ_AHEAD, gain=promised)
 
 
 def _leaner_script(evidence: Evidence) -> Action:

@@ -72,6 +72,9 @@ OF_LEARNING: tuple[CauseName, ...] = (
     *DOUBTFUL,
 )
 
+ODD_FRACTION = 0.8
+"""Of the first steps, in which an odd worker's loss is the largest."""
+
 ODD_FACTOR = 3.0
 """A worker whose loss is this many times any other's at the end has other data than they have."""
 
@@ -220,8 +223,8 @@ def sees_the_same(facts: Facts) -> bool:
 def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
     """The one worker whose loss is far above all others', its loss and the largest of theirs.
 
-    Looked at in the first steps, where all have the same weights and only their samples differ, and
-    in the second half of the run.
+    Told by the first step, where all have the same weights and only their samples differ, if it
+    stays so for a while; or by the second half of a run whose loss is not thrown about.
     """
     if not facts.together or isinstance(facts.architecture, spec.Pipeline):
         return None
@@ -229,14 +232,23 @@ def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
         name: [loss for loss in losses.values() if math.isfinite(loss)]
         for name, losses in facts.worker_losses.items()
     }
-    if len(own) < 2 or min(map(len, own.values())) < SAME_STEPS:
+    fewest = min(map(len, own.values()), default=0)
+    if len(own) < 2 or fewest < SAME_STEPS:
         return None
-    for part in (slice(SAME_STEPS), slice(-(min(map(len, own.values())) // 2), None)):
-        means = {name: median(losses[part]) for name, losses in own.items()}
-        most = max(means, key=lambda name: means[name])
-        next_most = max(loss for name, loss in means.items() if name != most)
-        if next_most > 0 and means[most] > ODD_FACTOR * next_most:
-            return most, means[most], next_most
+    firsts = [{name: losses[k] for name, losses in own.items()} for k in range(SAME_STEPS)]
+    found = _odd(firsts[0])
+    lasting = found is not None and fmean(max(f, key=f.__getitem__) == found[0] for f in firsts)
+    if lasting and lasting >= ODD_FRACTION:
+        return found
+    settled = {name: median(losses[-(fewest // 2) :]) for name, losses in own.items()}
+    return _odd(settled) if max(settled.values()) < SPIKE_FACTOR * max(firsts[0].values()) else None
+
+
+def _odd(losses: dict[str, float]) -> tuple[str, float, float] | None:
+    most = max(losses, key=lambda name: losses[name])
+    next_most = max(loss for name, loss in losses.items() if name != most)
+    if next_most > 0 and losses[most] > ODD_FACTOR * next_most:
+        return most, losses[most], next_most
     return None
 
 
