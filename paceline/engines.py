@@ -7,7 +7,7 @@ links and accelerators; `predict` runs the same protocol code on a virtual clock
 import socket
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
@@ -44,6 +44,14 @@ ENGINES: dict[str, str] = {
 }
 
 
+CHECKS: dict[str, str] = {
+    "here": "paceline.engines:check_here",
+    "tunnel": "paceline.tunnel.engine:check",
+    "predict": "paceline.predict.engine:check",
+}
+"""What each engine calls before it writes anything."""
+
+
 def run(
     experiment: spec.Experiment,
     path: Path,
@@ -52,13 +60,30 @@ def run(
     progress: Progress = lambda steps: None,
 ) -> RunFolder:
     """Answer `experiment` with the engine it names."""
-    if experiment.engine not in ENGINES:
-        problem = f'"{experiment.engine}" is not an engine of this version.'
-        raise SpecError("--on", problem, suggest(experiment.engine, ENGINES))
-    check_on_loss(experiment)
-    module, _, name = ENGINES[experiment.engine].partition(":")
-    engine: Engine = getattr(import_module(module), name)
+    engine: Engine = _named(experiment, ENGINES)
     return engine(experiment, path, output=output, progress=progress)
+
+
+def check(experiment: spec.Experiment) -> None:
+    """Raise what `run` would raise of the question itself, without asking it.
+
+    What only the machine decides (rights, a container's daemon) is not looked at.
+    """
+    _named(experiment, CHECKS)(experiment)
+
+
+def _named(experiment: spec.Experiment, table: dict[str, str]) -> Any:
+    if experiment.engine not in table:
+        problem = f'"{experiment.engine}" is not an engine of this version.'
+        raise SpecError("--on", problem, suggest(experiment.engine, table))
+    check_on_loss(experiment)
+    module, _, name = table[experiment.engine].partition(":")
+    return getattr(import_module(module), name)
+
+
+def check_here(experiment: spec.Experiment) -> None:
+    """Raise SpecError for what would silently not happen on this machine."""
+    check_faults(experiment)
 
 
 def here(
@@ -75,7 +100,7 @@ def here(
         return _on_ray(experiment, path, output, progress)
     container = experiment.cluster.container
     check_container(container)
-    check_faults(experiment)
+    check_here(experiment)
     folder = RunFolder.create(path, experiment)
     faults = Faults(experiment.faults, folder)
 

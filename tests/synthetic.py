@@ -38,6 +38,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpu_wait_fraction: float | None = None
     machine_cpu_fraction: float | None = None
     available_bytes: int | None = None
+    children_cpu_fraction: float | None = None
 
 
 USUAL_MACHINE = Machine()
@@ -187,6 +188,7 @@ def _series(end: float, total_bytes: float, machine: Machine) -> list[Sample]:
             cpu_wait_fraction=machine.cpu_wait_fraction,
             machine_cpu_fraction=machine.machine_cpu_fraction,
             available_bytes=machine.available_bytes,
+            children_cpu_fraction=machine.children_cpu_fraction,
             rss_bytes=300 * MB,
             bytes_sent=int(per_second),
             bytes_received=int(per_second),

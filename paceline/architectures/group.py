@@ -54,19 +54,34 @@ class Group:
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
         self._group = _watched(lambda: make(context, store, self.rank, len(self.members)), context)
+        self._lent: dict[int, Tensor] = _kept({})
+        """What gloo's threads may still hold."""
 
     def all_reduce(self, flat: Tensor) -> "Operation":
-        return Operation(self._wait_for_all, self._group.allreduce([flat]))
+        return Operation(self._wait_for_all, self._group.allreduce([self._lend(flat)]))
 
     def broadcast(self, flat: Tensor, source: int = 0) -> None:
         """Overwrite `flat` with that of the first member, or of the one at another place."""
-        self._wait_for_all(self._group.broadcast(flat, source))
+        self._wait_for_all(self._group.broadcast(self._lend(flat), source))
 
     def send(self, flat: Tensor, to: int, tag: int) -> "Operation":
-        return Operation(self._wait, self._group.send([flat], to, tag))
+        return Operation(self._wait, self._group.send([self._lend(flat)], to, tag))
 
     def receive(self, flat: Tensor, source: int, tag: int) -> "Operation":
-        return Operation(self._wait, self._group.recv([flat], source, tag))
+        return Operation(self._wait, self._group.recv([self._lend(flat)], source, tag))
+
+    def _lend(self, flat: Tensor) -> Tensor:
+        """Keep a tensor until gloo's thread has let go of it.
+
+        Whoever lets go last of a tensor that Python knows needs the interpreter's lock, and a
+        thread that waits for it when the interpreter ends is ended inside a destructor, which
+        aborts the process: seen after the last step of one job in thirty.
+        """
+        for key, tensor in list(self._lent.items()):
+            if tensor._use_count() == 1:  # nobody but us
+                del self._lent[key]
+        self._lent[id(flat)] = flat
+        return flat
 
     def _wait_for_all(self, work: Any) -> None:
         """What all take part in never ends when one has left: look now and then whether one has."""
@@ -104,12 +119,12 @@ def _ends_within(work: Any, seconds: timedelta) -> bool:
     return True
 
 
-def _kept(group: Any) -> Any:
+def _kept(thing: Any) -> Any:
     """Freeing a gloo group joins its threads with the interpreter lock held, and such a thread may
     be waiting for that very lock to drop its last finished work: seen as a hang in one of ten jobs.
     An extra reference keeps it until the process ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-    return group
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
 
 
 def _watched(make: Callable[[], Any], context: Context) -> Any:

@@ -111,12 +111,12 @@ def command(
             raise SpecError(flag, problem, "leave it out, or add --on tunnel.")
     for cell in grid.cells(comparison):
         training.check_applies(cell.experiment)
-    if dry_run:
-        console.print_question(comparison, json=json)
-        return
     if file is None and not (architectures or peers):
         fix = "name --architectures or --peers, or a file with a [compare] table."
         raise SpecError("compare", "there is nothing to compare.", fix)
+    if dry_run:
+        console.print_question(comparison, json=json)
+        return
     path = console.new_run_path(f"compare-{comparison.name}", out)
     folder = ComparisonFolder.create(path, comparison)
     comparing.run(folder, pythons, json=json, verbose=verbose, page=page)

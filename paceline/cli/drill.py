@@ -52,7 +52,7 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run a workload undisturbed and with faults, and score how it recovers."""
-    from paceline import spec
+    from paceline import engines, spec
     from paceline.cli import console, training
 
     base = spec.load(file) if file else spec.Experiment()
@@ -83,6 +83,7 @@ def command(
     ]
     training.check_applies(asked)
     asked = _disturbed(training.resolved(asked), faults, restarts)
+    engines.check(asked)
     if dry_run:
         console.print_question(asked, json=json)
         return
@@ -116,9 +117,7 @@ def _run(disturbed: "spec.Experiment", out: Path) -> "Score":
     from paceline import spec
     from paceline.bench.drill import score
     from paceline.cli import console, training
-    from paceline.launch.faults import check_faults
 
-    check_faults(disturbed)
     undisturbed = spec.replace(disturbed, faults=(), restarts=0)
     folders = []
     for name, experiment in (("undisturbed", undisturbed), ("disturbed", disturbed)):

@@ -120,6 +120,8 @@ def _lines(found: "Explanation") -> list[str]:
     learning = found.learning
     if learning is not None:
         lines.append(f"loss   {_learning_in_words(found)}")
+    elif found.steps:
+        lines.append("loss   not known; a script tells it by paceline.report_loss(loss).")
     for resource, word in zip(_binding(found), ("limit", "then"), strict=False):
         share = f"{resource.seconds / found.step_seconds:.0%}"
         lines.append(f"{word:<6} {resource.name}, needed {share} of the time ({resource.counter}).")
@@ -143,6 +145,8 @@ def _learning_in_words(found: "Explanation") -> str:
     text = f"{learning.first:.4g} at first, {learning.last:.4g} at the end"
     if learning.not_finite_from is not None:
         text = f"{learning.first:.4g} at first, not a number from step {learning.not_finite_from}"
+    if learning.seen_at_backward:
+        text += " (of what backward() was called on)"
     if learning.chance is not None:
         text += f"; guessing is {learning.chance:.4g}"
     if learning.staleness is not None:

@@ -65,6 +65,7 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run SCRIPT as every worker of a job; the architecture is chosen here, not in the script."""
+    from paceline import engines
     from paceline.cli import console, training
 
     changes = {
@@ -92,6 +93,7 @@ def command(
     training.check_applies(experiment)
     experiment = training.resolved(experiment)
     if dry_run:
+        engines.check(experiment)
         console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch)

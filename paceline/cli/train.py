@@ -66,7 +66,7 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Train a built-in workload and measure it."""
-    from paceline import spec
+    from paceline import engines, spec
     from paceline.cli import console, training
 
     base = spec.load(file) if file else spec.Experiment()
@@ -115,6 +115,7 @@ def command(
     training.check_applies(experiment)
     experiment = training.resolved(experiment)
     if dry_run:
+        engines.check(experiment)
         console.print_question(experiment, json=json)
         return
     training.train(experiment, out, json=json, watch=watch)

@@ -16,6 +16,7 @@ from paceline.explain.causes import (
     Inside,
     Loss,
     has_fewer_cores,
+    slow_cable,
 )
 from paceline.explain.exchanging import (
     WORTH_GAIN,
@@ -35,6 +36,7 @@ from paceline.explain.exchanging import (
 )
 from paceline.explain.facts import Facts, own_seconds
 from paceline.explain.findings import Action, CauseName, Gain, Late
+from paceline.explain.machine import is_full
 from paceline.explain.needs import (
     Needs,
     gain,
@@ -56,6 +58,8 @@ ONE_MAKES_FRACTION = 0.8
 
 UNEVEN_STAGES = 1.5
 """A pipeline's longest stage that takes this many times the shortest bounds it."""
+
+OF_NETWORK: tuple[CauseName, ...] = ("slow-link", "slow-cable", "latency", "transport")
 
 FREE_CORES = "end what else runs on these cores, or use others"
 READ_AHEAD = "prepare samples ahead of the step: more reading threads, or a cached data set"
@@ -167,15 +171,16 @@ def _against_shortage(evidence: Evidence) -> Iterator[Action]:
 
 def _cheaper_samples(evidence: Evidence) -> Action:
     """Processes that prepare samples use the cores that computing needs."""
-    needs, short = evidence.needs, evidence.shortage
+    facts, needs, short = evidence.facts, evidence.needs, evidence.shortage
     assert short is not None
-    waits = {worker.name: worker.phases["input"] for worker in evidence.facts.workers}
+    threads = facts.experiment.cluster.threads or 1
+    spare = {}
+    for worker in facts.workers:  # at best it waits for nothing but its own CPU time
+        waits, used = worker.phases["input"], facts.traffic[worker.name].own_cpu_seconds or 0.0
+        spare[worker.name] = max(short.seconds + waits, needs.own[worker.name] - used / threads)
 
     def without(share: float) -> Needs:
-        own = {
-            name: max(1e-6, seconds - share * (short.seconds + waits[name]))
-            for name, seconds in needs.own.items()
-        }
+        own = {name: max(1e-6, s - share * spare[name]) for name, s in needs.own.items()}
         return replace(needs, own=own, chance=(1 - share) * needs.chance, cpu=0.0)
 
     now = replace(needs, cpu=0.0)
@@ -251,18 +256,25 @@ def _as_in_other_steps(evidence: Evidence, inside: Inside) -> Action:
         who = all_late(late)
     elif not found.everybody and found.phase in OWN_PHASES:
         who = found.worker
-    known = {"cpu-taken": FREE_CORES, "input": READ_AHEAD}
-    text = known.get(inside.loss.name) or _what_changed(found, who)
+    if inside.loss.name in OF_NETWORK:
+        cable = slow_cable(inside.evidence.facts, inside.evidence.needs)
+        place = _what_changed(found, f"the network{f' of {cable}' if cable else ''}", "")
+        text = f"{place}: another job, a cable that fell back to a lower rate"
+    else:
+        known = {"cpu-taken": FREE_CORES, "input": READ_AHEAD}
+        text = known.get(inside.loss.name) or _what_changed(found, who)
     return Action(text=text, gain=spared(evidence.needs, 0.5 * cost, cost))
 
 
-def _what_changed(found: Slowed, who: str) -> str:
+def _what_changed(
+    found: Slowed, who: str, what: str = ": heat, memory, another job, longer samples"
+) -> str:
     if found.grows:
         return f"look for what grows with every step of {who}: lists that are kept, heat, memory"
     place = f"at step {found.start if found.start is not None else found.end}"
     if found.start is not None and found.end is not None:
         place = f"between steps {found.start} and {found.end}"
-    return f"look at what changed for {who} {place}: heat, memory, another job, longer samples"
+    return f"look at what changed for {who} {place}{what}"
 
 
 def _as_in_baseline(evidence: Evidence) -> Action:
@@ -367,10 +379,17 @@ def _shares(evidence: Evidence) -> Iterator[Action]:
 def _ready_input(evidence: Evidence) -> Action:
     facts, needs = evidence.facts, evidence.needs
     waits = {worker.name: worker.phases["input"] for worker in facts.workers}
-    most = replace(needs, own={n: s - waits[n] for n, s in needs.own.items()})
-    half = replace(needs, own={n: s - waits[n] / 2 for n, s in needs.own.items()})
-    promised = Gain(low=gain(needs, half).low, high=gain(needs, most).high)
-    return Action(text=READ_AHEAD, gain=promised)
+    full = facts.computes_here and is_full(facts)
+
+    def without(share: float) -> Needs:
+        own = {n: s - share * waits[n] for n, s in needs.own.items()}
+        # What is prepared by others is still to be prepared, where cores are left for it.
+        stays = 0.0 if full or not needs.cores else share * sum(waits.values()) / needs.cores
+        return replace(needs, own=own, cpu=needs.cpu + stays)
+
+    promised = Gain(low=gain(needs, without(0.5)).low, high=gain(needs, without(1.0)).high)
+    text = "prepare samples once and keep them: no core is left to prepare them ahead"
+    return Action(text=text if full else READ_AHEAD, gain=promised)
 
 
 def _leaner_script(evidence: Evidence) -> Action:

@@ -11,7 +11,7 @@ from paceline.explain.facts import Facts, gather
 from paceline.explain.findings import Cause, Explanation, WallPart
 from paceline.explain.inside import Gather, inside
 from paceline.explain.lateness import find_late
-from paceline.explain.learning import DOUBTFUL, learning
+from paceline.explain.learning import DOUBTFUL, OF_LEARNING, learning
 from paceline.explain.machine import shortage
 from paceline.explain.needs import Needs, needs_of
 from paceline.explain.parts import parts
@@ -74,7 +74,7 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
             evidence,
             [cause.text for cause in named],
             best,
-            learns_nothing=bool(named) and named[-1].name in DOUBTFUL,
+            also=next((cause.text for cause in named[1:] if cause.name in OF_LEARNING), ""),
         ),
         worker=facts.typical.name,
         steps=facts.typical.steps,

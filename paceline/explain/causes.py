@@ -42,6 +42,9 @@ LATE_WORK_FRACTION = 0.4
 """Gradients that came too late for their step, beyond which a quorum is too small. Less is what a
 quorum is for."""
 
+BULK_BYTES = 16e6
+"""Gradients of a step that are many: a larger batch makes them rarer, not fewer."""
+
 SHARED_CORES = 0.7
 """Members that use more of the machine's cores than this have to share them."""
 
@@ -124,13 +127,13 @@ def causes(evidence: Evidence) -> list[Loss]:
     first += [name for name in wrong if learn.is_certain(facts, name)]
     if short_of_memory(facts):
         first.append("memory")
-    last = [name for name in wrong if name not in first]
+    doubtful = [Loss(name=name, seconds=0.0) for name in wrong if name not in first]
     judged = not evidence.failure or facts.typical.steps >= JUDGED_STEPS
-    return [
-        *(Loss(name=name, seconds=0.0) for name in first),
-        *(_losses(evidence) if judged else ()),
-        *(Loss(name=name, seconds=0.0) for name in last),
-    ]
+    slow = _losses(evidence) if judged else []
+    whole = facts.typical.step_seconds + facts.typical.paused_seconds
+    if slow and slow[0].seconds < WORTH_FRACTION * whole:
+        slow, doubtful = doubtful, slow
+    return [*(Loss(name=name, seconds=0.0) for name in first), *slow, *doubtful]
 
 
 def _losses(evidence: Evidence) -> list[Loss]:
@@ -307,11 +310,19 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
         return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
     fixed = fixed_seconds(typical, found.get("transport", 0.0))
+    if _moves_much(facts) and found.get("transport", 0.0) > fixed / 2:
+        return
     if fixed <= per_sample or fixed <= sum(found.get(name, 0.0) for name in NOT_FIXED):
         return
     gathered: tuple[CauseName, ...] = ("transport", "overhead", "small-batch")
     found["small-batch"] = sum(found.pop(name, 0.0) for name in gathered)
     found["small-batch"] += typical.phases["update"]
+
+
+def _moves_much(facts: Facts) -> bool:
+    """Whether moving gradients is work, and not what each message costs."""
+    traffic = facts.traffic.get(facts.typical.name)
+    return traffic is not None and traffic.busier_bytes > BULK_BYTES
 
 
 def late_fraction(facts: Facts) -> float:

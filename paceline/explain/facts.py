@@ -11,6 +11,9 @@ from paceline.record.pauses import own_pauses, total
 from paceline.spec.hosts import place
 from paceline.spec.profile import REAL_DEVICE
 
+LINK_STEPS = 3
+"""A cable is changed when the step is seen to be done, a little later than it is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFacts:
@@ -167,7 +170,7 @@ def gather(run: RunFolder, link: str = "", holds: Callable[[int], bool] = every_
         },
         events=tuple(run.events()),
         least_available_bytes=_least_available(run, members),
-        links=links(experiment, members, link),
+        links=links(experiment, members, link, _begins(workers) if holds is not every_step else -1),
     )
     if steps:
         window = {worker.name: worker.entries for worker in workers}
@@ -296,13 +299,26 @@ def _from_summary(summary: record.Summary, run: RunFolder) -> tuple[WorkerFacts,
     )
 
 
+def _begins(workers: Sequence[WorkerFacts]) -> int:
+    return min(worker.entries[0].step for worker in workers if worker.entries)
+
+
 def links(
-    experiment: spec.Experiment, members: Sequence[Member], given: str
+    experiment: spec.Experiment, members: Sequence[Member], given: str, step: int = -1
 ) -> dict[str, spec.Link]:
-    """The cable of each member's host; empty when nobody has said what it is."""
+    """The cable of each member's host; empty when nobody has said what it is.
+
+    At `step`, where a fault that was asked for has given a host another one by then.
+    """
     if given:
         cable = spec.parse_link(given, "--link")
         return {member.name: cable for member in members}
     if experiment.engine == "here":
         return {}
-    return {name: host.link for host in place(experiment) for name in host.members}
+    hosts = place(experiment)
+    found = {name: host.link for host in hosts for name in host.members}
+    for fault in sorted(experiment.faults, key=lambda fault: fault.at_step):
+        if fault.kind == "link" and fault.at_step <= step + LINK_STEPS:
+            host = next(host for host in hosts if fault.member in host.members)
+            found |= dict.fromkeys(host.members, spec.parse_link(fault.link, "[[faults]]"))
+    return found

@@ -18,6 +18,9 @@ from paceline.explain.spans import Slowed
 EXPLAINS_FRACTION = 0.5
 """A cause explains slow steps when it is this much of what they take longer."""
 
+CONSTANT: tuple[CauseName, ...] = ("small-batch", "bubble", "compression", "late-work")
+"""What an experiment has from its first step to its last."""
+
 Gather = Callable[[Callable[[int], bool]], Facts]
 """Facts of the steps for which a function is true."""
 
@@ -37,6 +40,8 @@ def inside(facts: Facts, slow: Slowed, gather: Gather) -> Inside | None:
     worst = max(more, key=lambda loss: loss.seconds, default=None)
     if worst is None or longer <= 0 or worst.seconds < EXPLAINS_FRACTION * longer:
         return None
+    if worst.name in CONSTANT or before.get(worst.name, 0.0) > worst.seconds:
+        return None  # it is always there, and was worse for a while
     share = within.facts.typical.steps / facts.typical.steps
     return Inside(evidence=within, loss=worst, steps_fraction=share)
 

@@ -38,8 +38,9 @@ JUDGED_STEPS = 40
 CERTAIN_STEPS = 100
 """A model that guesses after fewer may need more of them: said after what costs time."""
 
-FLAT_STEPS, FLAT_FRACTION = 60, 0.02
-"""A loss stands still when after so many steps it has surely not fallen by this share."""
+FLAT_STEPS, FLAT_FRACTION = 60, 0.05
+"""A loss stands still when after so many steps it has not fallen beyond its noise, and surely not
+by this share."""
 
 FORGOTTEN_FRACTION, FELL_FRACTION = 0.5, 0.3
 """A loss that rose again by this share of what it had fallen, where that was this share of it."""
@@ -47,8 +48,9 @@ FORGOTTEN_FRACTION, FELL_FRACTION = 0.5, 0.3
 SURE = 4.0
 """Standard errors between the best losses, the least of many, and the last ones."""
 
-RATE_FACTOR = 2.0
-"""A learning rate that rose by this while the loss was still good is told beside its rise."""
+RATE_FACTOR, RATE_STEPS = 2.0, 20
+"""A learning rate that rose by this is told beside a loss that rose after it; from so many steps
+before the best loss on."""
 
 WINDOW = 10
 """Losses that are averaged at the start and at the end, at most; a tenth of the run when less."""
@@ -64,6 +66,14 @@ TURNS_FRACTION = 0.2
 
 DOUBTFUL: tuple[CauseName, ...] = ("chance", "flat", "odd-worker")
 """What may be as it should, and is said after what costs time."""
+
+OF_LEARNING: tuple[CauseName, ...] = (
+    *("not-finite", "diverged", "staleness", "same-samples"),
+    *DOUBTFUL,
+)
+
+ODD_FRACTION = 0.8
+"""Of the first steps, in which an odd worker's loss is the largest."""
 
 ODD_FACTOR = 3.0
 """A worker whose loss is this many times any other's at the end has other data than they have."""
@@ -135,16 +145,20 @@ def troubles(facts: Facts, found: Learning | None) -> list[CauseName]:
     names: list[CauseName] = []
     if sees_the_same(facts):
         names.append("same-samples")
-    wrong = trouble(facts, found)
+    wrong, odd = trouble(facts, found), odd_worker(facts)
     if wrong is not None:
         names.append(wrong)
-    if odd_worker(facts) is not None:
-        names.append("odd-worker")
+    if odd is not None:
+        # What one worker brings throws all off: that is then where to look first.
+        spoils = wrong in ("diverged", "not-finite")
+        names.insert(len(names) - 1 if spoils else len(names), "odd-worker")
     return names
 
 
 def is_certain(facts: Facts, name: CauseName) -> bool:
     """Whether it comes before what costs time. A loss that has not moved yet does not."""
+    if name == "odd-worker":
+        return trouble(facts, learning(facts)) in ("diverged", "not-finite")
     return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
 
 
@@ -190,7 +204,7 @@ def stands_still(facts: Facts) -> bool:
     first, last = known[:quarter], known[-quarter:]
     error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / quarter)
     fell = fmean(first) - fmean(last)
-    return abs(fell) + 2 * error < FLAT_FRACTION * abs(fmean(first))
+    return fell < 2 * error and abs(fell) + 2 * error < FLAT_FRACTION * abs(fmean(first))
 
 
 def sees_the_same(facts: Facts) -> bool:
@@ -207,21 +221,35 @@ def sees_the_same(facts: Facts) -> bool:
 
 
 def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
-    """The one worker whose loss is far above all others', its loss and the largest of theirs."""
+    """The one worker whose loss is far above all others', its loss and the largest of theirs.
+
+    Told by the first step, where all have the same weights and only their samples differ, if it
+    stays so for a while; or by the second half of a run whose loss is not thrown about.
+    """
     if not facts.together or isinstance(facts.architecture, spec.Pipeline):
         return None
-    ends = {}
-    for name, losses in facts.worker_losses.items():
-        known = [loss for loss in losses.values() if math.isfinite(loss)]
-        if len(known) < SAME_STEPS:
-            return None
-        ends[name] = median(known[-max(SAME_STEPS, len(known) // 2) :])
-    if len(ends) < 2:
+    own = {
+        name: [loss for loss in losses.values() if math.isfinite(loss)]
+        for name, losses in facts.worker_losses.items()
+    }
+    fewest = min(map(len, own.values()), default=0)
+    if len(own) < 2 or fewest < SAME_STEPS:
         return None
-    worst = max(ends, key=lambda name: ends[name])
-    next_worst = max(loss for name, loss in ends.items() if name != worst)
-    odd = next_worst > 0 and ends[worst] > ODD_FACTOR * next_worst
-    return (worst, ends[worst], next_worst) if odd else None
+    firsts = [{name: losses[k] for name, losses in own.items()} for k in range(SAME_STEPS)]
+    found = _odd(firsts[0])
+    lasting = found is not None and fmean(max(f, key=f.__getitem__) == found[0] for f in firsts)
+    if lasting and lasting >= ODD_FRACTION:
+        return found
+    settled = {name: median(losses[-(fewest // 2) :]) for name, losses in own.items()}
+    return _odd(settled) if max(settled.values()) < SPIKE_FACTOR * max(firsts[0].values()) else None
+
+
+def _odd(losses: dict[str, float]) -> tuple[str, float, float] | None:
+    most = max(losses, key=lambda name: losses[name])
+    next_most = max(loss for name, loss in losses.items() if name != most)
+    if next_most > 0 and losses[most] > ODD_FACTOR * next_most:
+        return most, losses[most], next_most
+    return None
 
 
 def _has_spike(facts: Facts, found: Learning) -> bool:
@@ -259,12 +287,13 @@ def _rate_rise(facts: Facts) -> RateRise | None:
         return None
     wrong = record.not_finite_from(facts.losses)
     last = wrong if wrong is not None else max(facts.losses)
-    since = [step for step in rates if step >= best[0]] or [max(rates)]
-    before = rates[since[0]]
-    rises = [step for step in since if step <= last and rates[step] >= RATE_FACTOR * before]
+    since = min(best[0], last) - RATE_STEPS
+    known = [step for step in rates if since <= step <= last]
+    rises = [step for step in known if rates[step] >= RATE_FACTOR * rates[known[0]]]
     if not rises:
         return None
-    return RateRise(step=rises[0], before=before, after=max(rates[step] for step in rises))
+    before, after = rates[known[0]], max(rates[step] for step in rises)
+    return RateRise(step=rises[0], before=before, after=after)
 
 
 def _rate_is_absurd(losses: Sequence[float]) -> bool:

@@ -43,8 +43,10 @@ class Shortage:
 
 def shortage(facts: Facts) -> Shortage | None:
     """Whether workers waited for a core, how long, and who had it; None where they did not."""
-    if not facts.cores or not facts.computes_here or len(facts.traffic) < len(facts.members):
+    if not facts.cores or len(facts.traffic) < len(facts.members):
         return None
+    if not facts.computes_here and not (is_full(facts) and readers_cores(facts) >= OTHERS_CORES):
+        return None  # a device of its own computes, whoever has the cores
     waits = {worker.name: waited_seconds(facts, worker) for worker in facts.workers}
     longest = max(waits, key=lambda worker: waits[worker])
     rest = max((s for worker, s in waits.items() if worker != longest), default=0.0)

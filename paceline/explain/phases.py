@@ -5,10 +5,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, TypeVar
 
-from paceline.record import PHASES, Step
+from paceline.record import Step
 from paceline.record.pauses import outside_seconds
 
-OWN_PHASES = ("input", "forward", "backward", "update", "outside")
+COMPUTE = ("forward", "backward", "update")
+PARTS = ("input", "compute", "exchange_exposed", "wait", "outside")
+"""Of a step, as far as they tell what makes it long: computing is one."""
+
+OWN_PHASES = ("input", "compute", "outside")
 """What a worker does by itself; the others' waits only mirror it."""
 
 Found = TypeVar("Found", bound=Any)
@@ -27,14 +31,15 @@ def worst(each: Sequence[Found | None]) -> Found | None:
 
 
 def excess(slow: Sequence[Step], usual: Sequence[Step]) -> dict[str, float]:
-    """By how much each phase takes longer in slow steps."""
+    """By how much each part takes longer in slow steps."""
     return {
-        phase: fmean(_phase(s, phase) for s in slow) - fmean(_phase(s, phase) for s in usual)
-        for phase in (*PHASES, "outside")
+        part: fmean(_part(s, part) for s in slow) - fmean(_part(s, part) for s in usual)
+        for part in PARTS
     }
 
 
-def _phase(step: Step, phase: str) -> float:
-    if phase == "outside":
+def _part(step: Step, part: str) -> float:
+    if part == "outside":
         return outside_seconds(step)
-    return step.breakdown_seconds.get(phase, 0.0)
+    phases = COMPUTE if part == "compute" else (part,)
+    return sum(step.breakdown_seconds.get(phase, 0.0) for phase in phases)

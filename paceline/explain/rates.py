@@ -43,11 +43,20 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     elif began:
         text = f"look at the samples that {began} has then, and at what it computes from them"
         yield Action(text=text)
+    elif cause == "diverged" and _has_forgotten(evidence):
+        least = f" to {min(rate / 10, 0.01):.2g}" if rate else ""
+        text = "see whether the samples are shuffled: at an even rate a loss rises again where "
+        yield Action(text=f"{text}others begin; else lower the learning rate{least}")
     else:
         lower = min(rate / 10, 0.01)
         to = f"to {lower:.2g}" if rate else "ten times"
         text = f"lower the learning rate {to}, or bound the gradient's norm at 1"
         yield Action(text=text, change=_with_rate(evidence.facts, lower))
+
+
+def _has_forgotten(evidence: Evidence) -> bool:
+    found = evidence.learning
+    return found is not None and learn.has_forgotten(evidence.facts, found)
 
 
 def _without_rise(facts: Facts, rise: RateRise) -> Action:

@@ -23,6 +23,7 @@ from paceline.explain.loss_words import flat_in_words, loss_in_words, odd_in_wor
 from paceline.explain.machine import is_full, shortage
 from paceline.explain.parts import busiest_server, busiest_worker_link
 from paceline.explain.spans import Slowed
+from paceline.record.entries import IN_EVALUATION
 from paceline.record.wall import START_UP, TEARDOWN
 from paceline.units import format_bandwidth, format_bytes, format_seconds
 
@@ -57,11 +58,11 @@ def cause_text(evidence: Evidence, loss: Loss) -> str:
 
 
 def verdict_text(
-    evidence: Evidence, causes: Sequence[str], best: Action | None, *, learns_nothing: bool = False
+    evidence: Evidence, causes: Sequence[str], best: Action | None, *, also: str = ""
 ) -> str:
     """What ends a run: at most what differs, the worst cause, and what to do first.
 
-    `learns_nothing`: the last of several causes is that the loss does not fall.
+    `also`: what else is wrong with what it learns, where that is not the worst.
     """
     facts = evidence.facts
     if not causes:
@@ -75,8 +76,8 @@ def verdict_text(
         sentences.append(f"Until then, {causes[1]}.")
     elif evidence.lost and len(causes) > 1:
         sentences.append(f"{_capital(causes[1])}.")
-    elif len(causes) > 1 and learns_nothing:
-        sentences.append(f"And {causes[-1]}.")
+    elif also:
+        sentences.append(f"And {also}.")
     return " ".join([*sentences, *_doubts(evidence)])
 
 
@@ -84,7 +85,17 @@ def _doubts(evidence: Evidence) -> list[str]:
     """What stands beside the steps, and what the verdict does not rest on firmly."""
     if evidence.failure:
         return []
-    return [*_beside_steps(evidence.facts), *_few(evidence.facts), *_doubtful_baseline(evidence)]
+    return [
+        *_in_evaluation(evidence.facts),
+        *_beside_steps(evidence.facts),
+        *_few(evidence.facts),
+        *_doubtful_baseline(evidence),
+    ]
+
+
+def _in_evaluation(facts: Facts) -> list[str]:
+    told = [event.text for event in facts.events if event.kind == IN_EVALUATION]
+    return [f"But {told[0]}."] if told else []
 
 
 def _beside_steps(facts: Facts) -> list[str]:

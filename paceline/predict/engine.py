@@ -31,12 +31,7 @@ def predicted(
     progress: Callable[[int], None] = lambda steps: None,
 ) -> RunFolder:
     """Predict the experiment and leave it as a run folder."""
-    if experiment.workload.script is not None:
-        problem = "a script can be run, not predicted: nothing is known of its layers."
-        fix = "time it with `paceline run --profile FILE`, then `paceline predict --device FILE`."
-        raise SpecError("--on predict", problem, fix)
-    check_faults(experiment)
-    found = predict(experiment)
+    found = check(experiment)
     folder = RunFolder.create(path, experiment)
     steps = min(MOST_STEPS, experiment.workload.num_steps(experiment.cluster.workers, 50_000))
     _write_members(folder, experiment, found.outcome, steps)
@@ -46,6 +41,16 @@ def predicted(
     folder.write_summary(_summary(folder, experiment, found, steps))
     progress(steps)
     return folder
+
+
+def check(experiment: spec.Experiment) -> Predicted:
+    """Raise for what cannot be predicted, by predicting it."""
+    if experiment.workload.script is not None:
+        problem = "a script can be run, not predicted: nothing is known of its layers."
+        fix = "time it with `paceline run --profile FILE`, then `paceline predict --device FILE`."
+        raise SpecError("--on predict", problem, fix)
+    check_faults(experiment)
+    return predict(experiment)
 
 
 def _basis(experiment: spec.Experiment) -> str:

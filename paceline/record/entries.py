@@ -78,6 +78,9 @@ class Sample(Entry, kw_only=True):
 NOT_FINITE = "not-finite"
 """Kind of the event that tells of a worker's first loss or gradient that is not a number."""
 
+IN_EVALUATION = "in-evaluation"
+"""Kind of the event that tells of a model that is trained in evaluation mode."""
+
 
 class Event(Entry, kw_only=True):
     """Something worth a line: a member lost, a fallback taken, a link changed."""

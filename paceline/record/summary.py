@@ -12,13 +12,32 @@ import msgspec
 
 from paceline import spec
 from paceline.record import traffic
-from paceline.record.entries import NOT_FINITE, PHASES, Loss, Member, Step, StepSeconds, Summary
+from paceline.record.entries import (
+    IN_EVALUATION,
+    NOT_FINITE,
+    PHASES,
+    Loss,
+    Member,
+    Step,
+    StepSeconds,
+    Summary,
+)
 from paceline.record.folder import RunFolder, empty_summary
 from paceline.record.lives import RESTART
 from paceline.record.pauses import tell_pauses, total
 from paceline.record.wall import Span, wall_seconds
 
-NOTED = ("note", "lost", "warning", NOT_FINITE, "interrupted", "fault", "stall", RESTART)
+NOTED = (
+    "note",
+    "lost",
+    "warning",
+    NOT_FINITE,
+    IN_EVALUATION,
+    "interrupted",
+    "fault",
+    "stall",
+    RESTART,
+)
 """Kinds of events that the summary repeats in words."""
 
 

@@ -34,7 +34,7 @@ from paceline.launch import Identity, identify, meet, stacks
 from paceline.launch.losses import BEGUN, check_survives
 from paceline.models.memory import keep_freed_memory, return_freed_memory
 from paceline.record import RunFolder, Step
-from paceline.record.entries import NOT_FINITE
+from paceline.record.entries import IN_EVALUATION, NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
@@ -49,6 +49,7 @@ from paceline.training.timing import Passes, Timed
 NOTE_BYTES = 1 << 14
 """A note that all hear from the first worker: the state of a random generator fits."""
 
+EVALUATING = "dropout is off, batch norm keeps its statistics; model.train() ends that"
 RECENT_STEPS = 20
 SETTLED_STEPS = 2
 """After so many, buckets are rebuilt and optimizers have their state: what was freed by then is not
@@ -463,7 +464,11 @@ class Session:
             return
         if self._watches:
             self.watch_gradients()  # the script may train more than before
-        entry = self.clock.end_step(self.step, self._passes[-1].samples)
+        in_evaluation = self._passes[-1].trains_in_evaluation
+        entry = self.clock.end_step(self.step, self._passes[-1].take_samples())
+        if self._passes[-1].trains_in_evaluation and not in_evaluation:
+            text = f"from step {self.step} on it trains in evaluation mode: {EVALUATING}"
+            self.note(text, IN_EVALUATION)
         rate = optimizer.param_groups[0].get("lr")
         entry.learning_rate = None if rate is None else float(rate)
         self.recent.append(entry)

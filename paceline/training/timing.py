@@ -22,15 +22,36 @@ class Passes:
         self.samples = 0
         """Of the training passes since the last step: the length of the first tensor given."""
 
+        self.trains_in_evaluation = False
+        """The script trains a model that is in evaluation mode: on purpose, to keep the statistics
+        of batch norm, or because `model.train()` was forgotten."""
+        self._evaluated = 0
+
     def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.clock.enter("forward")
-        values = (*arguments, *named.values())
-        first = next((value for value in values if isinstance(value, Tensor)), None)
-        if first is not None and first.ndim and self._counts():
-            self.samples += first.shape[0]
+        self.samples += self._length(arguments, named)
 
     def end(self) -> None:
         self.clock.enter("backward")
+
+    def evaluate(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A pass in evaluation mode begins; if the optimizer steps on it, it was training."""
+        self.clock.enter(EVALUATION)
+        self._evaluated = self._length(arguments, named) if torch.is_grad_enabled() else 0
+
+    def take_samples(self) -> int:
+        """Those of the step that ends, whose passes are over."""
+        samples, evaluated = self.samples, self._evaluated
+        self.samples = self._evaluated = 0
+        if not samples and evaluated:
+            self.trains_in_evaluation = True
+            return evaluated
+        return samples
+
+    def _length(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
+        values = (*arguments, *named.values())
+        first = next((value for value in values if isinstance(value, Tensor)), None)
+        return first.shape[0] if first is not None and first.ndim and self._counts() else 0
 
 
 class Timed(torch.nn.Module):
@@ -42,8 +63,10 @@ class Timed(torch.nn.Module):
         passes = type(self)._paceline_passes
         if torch.compiler.is_compiling():
             return super().__call__(*arguments, **named)
-        if not (self.training and torch.is_grad_enabled()):
-            passes.clock.enter(EVALUATION)
+        passes.trains_in_evaluation &= not self.training
+        trains = self.training or passes.trains_in_evaluation
+        if not (trains and torch.is_grad_enabled()):
+            passes.evaluate(arguments, named)
             return super().__call__(*arguments, **named)
         passes.begin(arguments, named)
         output = super().__call__(*arguments, **named)

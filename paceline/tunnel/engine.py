@@ -41,10 +41,8 @@ def tunnel(
 ) -> RunFolder:
     """Run the experiment on emulated hosts."""
     require_rights()
+    check(experiment)
     hosts = place(experiment)
-    _check_faults(experiment, hosts)
-    if experiment.workload.script is None:
-        check_devices(experiment, hosts)
     with network_for(experiment, hosts) as network:
         checks = measure_links(network)
         folder = RunFolder.create(path, experiment)
@@ -76,6 +74,20 @@ def tunnel(
             live(folder, cluster.restarts, life, again=faults.new_life, dilation=cluster.dilation)
             faults.check_happened()
     return folder
+
+
+def check(experiment: spec.Experiment) -> None:
+    """Raise SpecError, before anything is built, for what these hosts and devices cannot do."""
+    hosts = place(experiment)
+    _check_faults(experiment, hosts)
+    if experiment.workload.script is not None:
+        return
+    check_devices(experiment, hosts)
+    devices = sorted({host.device for host in hosts} - {REAL_DEVICE})
+    if isinstance(experiment.architecture, spec.Pipeline) and devices:
+        problem = f"a pipeline's stages compute for real, and {devices[0]} is emulated."
+        fix = "leave --device out (hosts and links are emulated all the same), or ask --on predict."
+        raise SpecError("--architecture", problem, fix)
 
 
 def _reserved(network: Tunnel, host: str) -> socket.socket:

@@ -1,13 +1,16 @@
 """A wait that runs out names who is missing, though a collective itself cannot say."""
 
 import dataclasses
+import threading
 import time
+import weakref
 
 import pytest
 import torch
 
 from paceline import spec
 from paceline.architectures import build
+from paceline.architectures.group import Group
 from paceline.architectures.trained import Trained
 from paceline.errors import DeadlineError
 from paceline.testing import run_members
@@ -40,3 +43,25 @@ def one_stays_away(session, options):
 def test_the_worker_that_stays_away_is_named(options):
     found = run_members(one_stays_away, options, workers=3, architecture=options)
     assert found == [["worker1"], [], ["worker1"]]
+
+
+def drop_while_summing(session):
+    """Tensors that a script lets go of at once, and in which thread each was freed."""
+    group = Group(session.context(torch.device("cpu"), 7), "gloo")
+    freed, numbers = [], []
+    for _ in range(20):
+        flat = torch.ones(50_000)
+        numbers.append(weakref.ref(flat, lambda _: freed.append(threading.get_ident())))
+        operation = group.all_reduce(flat)
+        del flat
+        operation.wait()
+        del operation
+        time.sleep(0.01)
+    return [thread == threading.get_ident() for thread in freed]
+
+
+def test_no_thread_of_gloos_frees_what_python_knows():
+    """It would need the interpreter's lock, and abort the process when the interpreter ends."""
+    for freed in run_members(drop_while_summing, workers=2):
+        assert len(freed) >= 10
+        assert all(freed)

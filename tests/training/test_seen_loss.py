@@ -7,6 +7,7 @@ from torch import nn
 from paceline import spec
 from paceline.launch import identify
 from paceline.record import RunFolder
+from paceline.record.entries import IN_EVALUATION
 from paceline.training.session import Session
 
 BACKWARD = torch.autograd.backward
@@ -142,3 +143,23 @@ def test_a_built_in_workload_reports_its_own(tmp_path):
     session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.0))
     assert torch.autograd.backward is BACKWARD
     session.close()
+
+
+def test_a_model_that_is_trained_in_evaluation_mode(script):
+    """`model.train()` was forgotten after an evaluation: its passes are training all the same."""
+    model, optimizer = script.model()
+    for step in range(6):
+        if step == 2:
+            model.eval()
+        loss_of(model, 3.0).backward()
+        optimizer.step()
+        if step == 1:
+            with torch.no_grad():
+                model.eval()(torch.ones(4, 1))
+            model.train()
+    assert script.losses() == [3.0] * 6
+    steps = script.folder.steps("worker0")
+    assert [step.samples for step in steps] == [1] * 6
+    assert [bool(step.paused_seconds) for step in steps[3:]] == [False] * 3
+    (told,) = [event for event in script.folder.events() if event.kind == IN_EVALUATION]
+    assert told.step == 2

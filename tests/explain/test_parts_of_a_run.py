@@ -1,0 +1,219 @@
+"""What is there for a part of a run, and what is wrong with what it learns."""
+
+import random
+
+import msgspec
+import pytest
+
+from paceline.explain import explain
+from paceline.record import open_folder
+from tests.synthetic import Machine, Times, synchronous_run
+
+
+def names(found):
+    return [cause.name for cause in found.causes]
+
+
+def rewritten(run, change):
+    """The same run, with every worker's steps changed."""
+    for file in (run.path / "members").glob("worker*.steps.jsonl"):
+        entries = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+        changed = [change(file.name.partition(".")[0], entry) for entry in entries]
+        file.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in changed))
+    return open_folder(run.path)
+
+
+class TestSpans:
+    @pytest.mark.parametrize(
+        ("slow", "when"),
+        [
+            (lambda s: s < 40, "Until step 40"),
+            (lambda s: 30 <= s < 60, "From step 30 to 60"),
+            (lambda s: s >= 50, "From step 50 on"),
+        ],
+        ids=["first", "middle", "last"],
+    )
+    def test_a_straggler_for_a_part_of_the_run(self, tmp_path, slow, when):
+        run = synchronous_run(
+            tmp_path / "run", workers=3, steps=80, slow_steps=lambda s: 1 + 2 * slow(s)
+        )
+        found = explain(run)
+        assert names(found)[0] == "slow-worker", found.verdict
+        assert found.verdict.startswith(when)
+        assert "waiting for worker0" in found.verdict
+        assert "what changed for worker0" in found.actions[0].text
+
+    def test_input_that_is_slow_at_first(self, tmp_path):
+        """A cold disk; the mean over all steps would promise too much and say nothing of when."""
+        run = synchronous_run(tmp_path / "run", workers=1, architecture="single", steps=80)
+
+        def cold(name, entry):
+            later = 0.06 * min(entry["step"] + 1, 40)
+            slow = 0.06 * (entry["step"] < 40)
+            phases = entry["breakdown_seconds"]
+            return {
+                **entry,
+                "start_seconds": entry["start_seconds"] + later - slow,
+                "end_seconds": entry["end_seconds"] + later,
+                "breakdown_seconds": {**phases, "input": phases["input"] + slow},
+            }
+
+        found = explain(rewritten(run, cold))
+        assert names(found)[0] == "input", found.verdict
+        assert found.verdict.startswith("Until step 40")
+
+    def test_steps_that_grow(self, tmp_path):
+        run = synchronous_run(tmp_path / "run", steps=80, slow_steps=lambda s: 1 + s / 40)
+        found = explain(run)
+        assert names(found)[0] == "slowed", found.verdict
+        assert found.verdict.startswith("Steps grow")
+        assert "grows with every step of worker0" in found.actions[0].text
+
+    def test_noise_is_no_part_of_a_run(self, tmp_path):
+        chance = random.Random(1)
+        run = synchronous_run(
+            tmp_path / "run", steps=80, slow_steps=lambda s: 1 + 0.5 * chance.random()
+        )
+        assert " step " not in explain(run).verdict.partition(" of each ")[0].lower()
+
+
+class TestCores:
+    def test_loader_processes_take_the_cores(self, tmp_path):
+        """Two workers on two cores, and four processes that decode pictures for them."""
+        machine = Machine(
+            cpu_fraction=0.98,
+            children_cpu_fraction=0.7,
+            cpu_wait_fraction=0.6,
+            machine_cpu_fraction=2.0,
+        )
+        late = {"worker1": Times(forward=0.014, backward=0.025)}
+        found = explain(synchronous_run(tmp_path / "run", cores=2, machine=machine, slow=late))
+        assert names(found)[0] == "readers", found.verdict
+        assert "1.4 of the 2 cores" in found.verdict
+        assert "slow-worker" not in names(found)
+        assert found.actions[0].gain.low > 0
+
+    def test_a_leaner_script_frees_the_cores_it_filled(self, tmp_path):
+        machine = Machine(cpu_fraction=0.98, machine_cpu_fraction=2.0)
+        run = synchronous_run(
+            tmp_path / "run", cores=2, machine=machine, times=Times(overhead=0.030)
+        )
+        found = explain(run)
+        assert names(found)[0] == "overhead"
+        assert found.actions[0].gain.high > 0.5
+
+
+class TestPauses:
+    def test_who_makes_them_is_named(self, tmp_path):
+        run = synchronous_run(tmp_path / "run", outside=lambda s: 0.3 * (s % 8 == 7))
+        found = explain(run)
+        assert names(found)[0] == "pauses"
+        assert "pauses on worker0" in found.verdict
+        assert found.actions[0].text.startswith("let worker0 make")
+
+
+def with_rate(rate):
+    return lambda name, entry: {**entry, "learning_rate": rate(entry["step"])}
+
+
+def noisy(seed=0):
+    chance = random.Random(seed)
+    return lambda s: 1 + 0.02 * chance.gauss(0, 1)
+
+
+class TestLearning:
+    def test_a_rate_that_jumps_undoes_what_was_learnt(self, tmp_path):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=120,
+            script="train.py",
+            losses=lambda s: (2.3 * 0.96**s if s < 80 else 2.3) * noise(s),
+        )
+        run = rewritten(run, with_rate(lambda s: 0.02 if s < 79 else 0.6))
+        found = explain(run)
+        assert names(found)[0] == "diverged", found.verdict
+        assert "the learning rate rose from 0.02 to 0.6 at step 79" in found.verdict
+        assert found.actions[0].text.startswith("keep the learning rate at 0.02")
+
+    def test_a_rate_that_jumps_makes_numbers_that_are_none(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=90,
+            losses=lambda s: 2.3 - 0.005 * s if s < 74 else float("nan"),
+            fields={"schedule": {"name": "step", "every_steps": 70, "factor": 40.0}},
+        )
+        run = rewritten(run, with_rate(lambda s: 0.05 if s < 70 else 2.0))
+        found = explain(run)
+        assert names(found)[0] == "not-finite"
+        assert "rose from 0.05 to 2 at step 70" in found.verdict
+        assert found.actions[0].change == {"schedule": {"name": "constant"}}
+
+    def test_a_loss_that_does_not_move(self, tmp_path):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run", steps=110, script="train.py", losses=lambda s: 28.9 * noise(s)
+        )
+        found = explain(rewritten(run, with_rate(lambda s: 1e-10)))
+        assert names(found) == ["flat"], found.verdict
+        assert "than 1e-10" in found.actions[0].text
+
+    def test_a_loss_that_moves_slowly(self, tmp_path):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=110,
+            script="train.py",
+            losses=lambda s: (10.9 - 0.006 * s) * noise(s),
+        )
+        assert "flat" not in names(explain(run))
+
+    def test_what_costs_time_comes_before_a_loss_that_does_not_move(self, tmp_path):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=110,
+            script="train.py",
+            losses=lambda s: 0.693 * noise(s),
+            times=Times(input=0.030),
+        )
+        found = explain(run)
+        assert names(found) == ["input", "flat"], found.verdict
+        assert "And the loss stays at" in found.verdict
+
+
+def own_losses(factor):
+    """Each worker's loss is multiplied by what `factor` says of it."""
+    return lambda name, entry: {**entry, "loss": entry["loss"] * factor(name, entry["step"])}
+
+
+class TestSamples:
+    def run(self, path, **changes):
+        noise = noisy(3)
+        known = [2.3 / (1 + 0.05 * s) * noise(s) for s in range(60)]
+        return synchronous_run(
+            path, steps=60, script="train.py", losses=known.__getitem__, **changes
+        )
+
+    def test_the_same_for_all(self, tmp_path):
+        found = explain(self.run(tmp_path / "run"))
+        assert names(found)[0] == "same-samples", found.verdict
+
+    def test_others_for_each(self, tmp_path):
+        chance = random.Random(4)
+        run = rewritten(
+            self.run(tmp_path / "run"), own_losses(lambda name, s: 1 + 0.02 * chance.gauss(0, 1))
+        )
+        assert explain(run).healthy
+
+    def test_one_that_has_other_data(self, tmp_path):
+        chance = random.Random(4)
+        run = rewritten(
+            self.run(tmp_path / "run"),
+            own_losses(
+                lambda name, s: (5 if name == "worker1" else 1) * (1 + 0.02 * chance.gauss(0, 1))
+            ),
+        )
+        found = explain(run)
+        assert names(found)[0] == "odd-worker", found.verdict
+        assert "loss of worker1" in found.verdict
