@@ -413,7 +413,8 @@ def _colour(group: Group) -> alt.Color:
 def _legend(names: Sequence[str]) -> alt.Legend:
     """Above the chart, in as many columns as fit a phone."""
     longest = max(map(len, names), default=14)
-    columns = 4 if longest <= 8 else 3 if longest <= 14 else 2 if len(names) > 6 else 1
+    is_long = longest > 14 and len(names) <= 6
+    columns = 4 if longest <= 8 else 3 if longest <= 11 else 1 if is_long else 2
     return alt.Legend(orient="top", columns=columns, labelLimit=260, symbolOpacity=1)
 
 

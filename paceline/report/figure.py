@@ -164,7 +164,7 @@ def _add_losses(page: Page, section: Section, rows: Sequence[Row]) -> None:
     page.datasets["figure/loss"] = [
         value for run, name in found if run is not None for value in members.losses(run, name)
     ]
-    drawn = charts.losses("figure/loss")
+    drawn = charts.losses("figure/loss", list(names.values()))
     section.charts += [_retitled(chart, chart.title) for chart in drawn]
 
 
