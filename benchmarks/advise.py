@@ -127,7 +127,7 @@ def asked(name: str, steps: int) -> spec.Experiment:
 @cache
 def grid(name: str, steps: int) -> list[spec.Experiment]:
     """All on the hosts of the setting that trains like one worker and may be the best."""
-    everything = candidates(asked(name, steps), SETTINGS[name][2], 1)
+    everything = candidates(asked(name, steps), SETTINGS[name][2])
     alike = [e for e in everything if trains_like_single(e.architecture)]
     found = sorted(((simulate(e).samples_per_second, e) for e in alike), key=lambda pair: -pair[0])
     least = min(LEAST * found[0][0], found[FEWEST - 1][0])
