@@ -4,6 +4,7 @@
     python benchmarks/advise.py --measured advised.json --for 300
     python benchmarks/advise.py --pairs found.json    # what predict.py measured of the same
     python benchmarks/advise.py --on predict          # the benchmark itself, in seconds
+    python benchmarks/advise.py --measured advised.json --for 0 --page docs/predict.md
 
 For each setting (a model, a link, a number of hosts) the grid is everything that `advise` considers
 and that trains like one worker; what is predicted at less than 80 % of the best and is not among
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import predict as pairs
+from pages import put
 
 from paceline import spec
 from paceline.predict.advice import advise, candidates, trains_like_single
@@ -66,6 +68,8 @@ def main() -> None:
         return
     rows = [judged(name, found[name], options) for name in wanted if is_whole(name, found, options)]
     answer = {"rows": rows, "checks": checks(rows)}
+    if options.page is not None:
+        put(options.page, "advice", page(answer))
     print(json.dumps(answer, indent=1) if options.json else page(answer))
 
 
@@ -78,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gbit", type=float, default=3.0, help="a second, on all links together")
     parser.add_argument("--pairs", type=Path, help="what predict.py kept: the same runs count here")
     parser.add_argument("--measure-only", action="store_true", help="judge nothing yet")
+    parser.add_argument("--page", type=Path, help="put the table into this page")
     parser.add_argument("--measured", type=Path, help="runs are kept in this file, not repeated")
     parser.add_argument(
         "--for", type=float, default=math.inf, dest="seconds", help="begin none later"
@@ -122,7 +127,7 @@ def asked(name: str, steps: int) -> spec.Experiment:
 @cache
 def grid(name: str, steps: int) -> list[spec.Experiment]:
     """All on the hosts of the setting that trains like one worker and may be the best."""
-    everything = candidates(asked(name, steps), SETTINGS[name][2], 1)
+    everything = candidates(asked(name, steps), SETTINGS[name][2])
     alike = [e for e in everything if trains_like_single(e.architecture)]
     found = sorted(((simulate(e).samples_per_second, e) for e in alike), key=lambda pair: -pair[0])
     least = min(LEAST * found[0][0], found[FEWEST - 1][0])
@@ -160,19 +165,18 @@ def judged(name: str, rates: dict[str, float], options: argparse.Namespace) -> d
 
 
 def page(answer: dict[str, Any]) -> str:
-    """What was advised beside what was best."""
+    """What was advised beside what else was run; samples per second."""
     lines = [
-        "| setting | advised | samples/s | best of the grid | samples/s | share | runs |",
-        "|---|---|---|---|---|---|---|",
+        "| setting | advised | | the others of the grid | of the best |",
+        "|---|---|---|---|---|",
     ]
     for row in answer["rows"]:
-        rates = row["samples_per_second"]
-        ends = [f"{label} | {rates[label]:.1f}" for label in (row["advised"], row["best"])]
-        share = f"{row['share_of_best']:.1%} | {len(rates)}"
-        lines.append(f"| {row['name']} | {ends[0]} | {ends[1]} | {share} |")
-    lines += [
-        f"\n{c['name']}: {c['value']:.0%} (target {c['target']:.0%})" for c in answer["checks"]
-    ]
+        rates, advised = row["samples_per_second"], row["advised"]
+        ranked = sorted(rates, key=lambda label: -rates[label])
+        others = "; ".join(f"`{name}` {rates[name]:.1f}" for name in ranked if name != advised)
+        share = f"{others} | {row['share_of_best']:.0%}"
+        lines.append(f"| `{row['name']}` | `{advised}` | {rates[advised]:.1f} | {share} |")
+    lines += [f"\n{c['name']}: {c['value']:.0%} (aim {c['target']:.0%})." for c in answer["checks"]]
     return "\n".join(lines) + "\n"
 
 
@@ -180,7 +184,7 @@ def checks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not rows:
         return []
     share = sum(row["share_of_best"] >= NEAR for row in rows) / len(rows)
-    name = f"first choice within 5 % of the best, of {len(rows)} settings"
+    name = f"First choice within 5 % of the best, of {len(rows)} settings"
     return [{"name": name, "value": share, "target": SHARE, "holds": share >= SHARE}]
 
 

@@ -3,12 +3,13 @@
     python benchmarks/predict.py --json
     python benchmarks/predict.py --only ring-4 --gbit 1.5
     python benchmarks/predict.py --measured found.json --for 420
-    python benchmarks/predict.py --measured found.json --for 0 --page docs/predictions.md
+    python benchmarks/predict.py --measured found.json --for 0 --page docs/predict.md
 
 Three settings calibrate (CALIBRATING) and are not judged. Every pair is shown. Emulated hosts
 compute nothing, but moving their bytes is real work: each setting is slowed down (dilation) until
 this machine has to move no more than `--gbit` a second in all. A round takes twenty minutes: with
 `--measured` each run is kept in a file as it ends, and what is there already is not measured again.
+The runs behind docs/predict.md are in benchmarks/measured/; the last line above writes its table.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from pages import put
 
 from paceline import engines, spec
 from paceline.errors import PacelineError
@@ -84,7 +87,7 @@ def main() -> None:
     rows = [judged(row, calibration) for row in rows]
     answer = {"calibration": calibration.constants, "rows": rows, "checks": checks(rows)}
     if options.page:
-        options.page.write_text(page(answer), encoding="utf-8")
+        put(options.page, "pairs", page(answer))
     print(json.dumps(answer, indent=1) if options.json else page(answer))
 
 
@@ -102,7 +105,7 @@ def parse() -> argparse.Namespace:
         "--for", type=float, default=math.inf, dest="seconds", help="begin no run later"
     )
     parser.add_argument("--calibration", type=Path, help="use this file, or write it")
-    parser.add_argument("--page", type=Path, help="write every pair into this file")
+    parser.add_argument("--page", type=Path, help="put every pair into this page")
     return parser.parse_args()
 
 
@@ -230,9 +233,8 @@ def checks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not others:
         return []
     errors = [abs(row["error_fraction"]) for row in others]
-    inside = [row["low_seconds"] <= row["seconds"] <= row["high_seconds"] for row in others]
     median, worst = statistics.median(errors), max(errors)
-    share = sum(inside) / len(inside)
+    share = sum(map(inside, others)) / len(others)
     return [
         {"name": "median error", "value": median, "target": MEDIAN, "holds": median <= MEDIAN},
         {"name": "worst error", "value": worst, "target": WORST, "holds": worst <= WORST},
@@ -243,19 +245,26 @@ def checks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def page(answer: dict[str, Any]) -> str:
     """Every pair, as a page."""
     lines = [
-        "| setting | measured s | predicted s | 90 % between | error |",
-        "|---|---|---|---|---|",
+        "| setting | measured s | runs | predicted s | 90 % between | error |",
+        "|---|---|---|---|---|---|",
     ]
     for row in answer["rows"]:
-        mark = " (calibrates)" if row["calibrating"] else ""
+        mark = " (calibrates)" if row["calibrating"] else "" if inside(row) else " (outside)"
         between = f"{row['low_seconds']:.3f} and {row['high_seconds']:.3f}"
-        values = f"{row['seconds']:.3f} | {row['predicted_seconds']:.3f} | {between}"
-        lines.append(f"| {row['name']}{mark} | {values} | {row['error_fraction']:+.1%} |")
-    lines += [
-        f"\n{check['name']}: {check['value']:.3f} (target {check['target']})"
-        for check in answer["checks"]
-    ]
+        values = f"{row['predicted_seconds']:.3f} | {between} | {row['error_fraction']:+.1%}"
+        measured = f"{row['seconds']:.3f} | {len(row['runs'])}"
+        lines.append(f"| `{row['name']}`{mark} | {measured} | {values} |")
+    others = sum(not row["calibrating"] for row in answer["rows"])
+    found = [f"{c['name']} {c['value']:.1%} (aim {c['target']:.0%})" for c in answer["checks"]]
+    constants = ", ".join(f"`{name}` {value:.4g}" for name, value in answer["calibration"].items())
+    lines += ["", f"Of the {others} that calibrated nothing: {', '.join(found)}.", ""]
+    lines += [f"Constants as calibrated: {constants}."]
     return "\n".join(lines) + "\n"
+
+
+def inside(row: dict[str, Any]) -> bool:
+    """Whether the measurement lies in the interval."""
+    return bool(row["low_seconds"] <= row["seconds"] <= row["high_seconds"])
 
 
 if __name__ == "__main__":

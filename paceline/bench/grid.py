@@ -63,10 +63,12 @@ def cells(comparison: spec.Comparison) -> list[Cell]:
 
 
 def schedule(cells: list[Cell], repeats: int) -> Iterator[tuple[int, Cell]]:
-    """The order of runs: repeats interleaved, so that noise hits all cells alike."""
+    """The order of runs: repeats interleaved, so that noise hits all cells alike. A prediction is
+    the same each time, and made once."""
     for repeat in range(repeats):
         for cell in cells:
-            if repeat == 0 or not cell.reference:
+            once = cell.reference or cell.experiment.engine == "predict"
+            if repeat == 0 or not once:
                 yield repeat, cell
 
 

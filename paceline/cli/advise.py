@@ -21,8 +21,12 @@ def command(
     file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or a profiled one.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts there are.")] = 4,
-    per_host: Annotated[int, typer.Option(help="Devices in each of them.")] = 1,
+    hosts: Annotated[
+        int | None, typer.Option(help="How many hosts there are; 4, or those of the file.")
+    ] = None,
+    per_host: Annotated[
+        int | None, typer.Option(help="Devices in each of them; 1, or as in the file.")
+    ] = None,
     link: flags.Link = None,
     inside: Annotated[str | None, typer.Option(help="Between devices of a host: nvlink.")] = None,
     device: flags.Device = None,
@@ -52,9 +56,12 @@ def command(
     }
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
     experiment = spec.replace(flags.experiment(base, given), architecture=spec.Ring())
+    if per_host is not None:
+        experiment = with_hosts(experiment, per_host)
+    written = sum(host.count for host in experiment.cluster.hosts) if file else 0
     found = advise(
-        with_hosts(experiment, per_host),
-        hosts,
+        experiment,
+        hosts or written or 4,
         goal=goal,  # type: ignore[arg-type]
         num_samples=samples,
         host_price_per_hour=price,
@@ -66,7 +73,9 @@ def command(
         _show(found)
 
 
-def _check(goal: str, samples: float, price: float, hosts: int, per_host: int) -> None:
+def _check(
+    goal: str, samples: float, price: float, hosts: int | None, per_host: int | None
+) -> None:
     from paceline.errors import SpecError, suggest
 
     goals = ("throughput", "time", "cost")
@@ -81,10 +90,10 @@ def _check(goal: str, samples: float, price: float, hosts: int, per_host: int) -
     for flag, number in numbers.items():
         if not 0 <= number < math.inf:
             raise SpecError(flag, f"{number} is no amount.", "write a number above zero.")
-    if per_host < 1:
+    if per_host is not None and per_host < 1:
         problem = f"{per_host} devices in a host are none."
         raise SpecError("--per-host", problem, "write how many devices a host has.")
-    if hosts < 1:
+    if hosts is not None and hosts < 1:
         raise SpecError("--hosts", f"{hosts} hosts are none.", "write how many hosts there are.")
 
 

@@ -5,8 +5,8 @@ must earn what the workers they replace would have brought. Only architectures t
 worker on the whole batch are ranked; a faster one that does not is a remark.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Literal
 
 import msgspec
@@ -64,16 +64,13 @@ def advise(
     `time` and `cost` are those of `num_samples`; a cost needs a price. `stack`: with the constants
     of a machine.
     """
-    per_host = max(1, max((host.workers for host in experiment.cluster.hosts), default=1))
-    tried = [(e, simulate(e, stack)) for e in candidates(experiment, hosts, per_host)]
-    tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal, per_host))
+    tried = [(e, simulate(e, stack)) for e in candidates(experiment, hosts)]
+    tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal))
     alike = [pair for pair in tried if trains_like_single(pair[0].architecture)]
-    best = _merit(alike[0][1], alike[0][0], goal, per_host)
-    near = [pair for pair in alike if _merit(pair[1], pair[0], goal, per_host) * NEAR >= best]
+    best = _merit(alike[0][1], alike[0][0], goal)
+    near = [pair for pair in alike if _merit(pair[1], pair[0], goal) * NEAR >= best]
     kept = near[:6] if len(near) >= 3 else alike[:3]
-    ranked = [
-        _advised(e, predict(e, stack), per_host, num_samples, host_price_per_hour) for e, _ in kept
-    ]
+    ranked = [_advised(e, predict(e, stack), num_samples, host_price_per_hour) for e, _ in kept]
     ranked = [ranked[0], *(_compared(other, ranked[0]) for other in ranked[1:])]
     return Advice(goal=goal, ranked=ranked, remarks=_remarks(tried))
 
@@ -101,58 +98,82 @@ def choose(experiment: spec.Experiment) -> tuple[spec.Architecture, str] | None:
     return first, f"it is predicted to give {best:.4g} samples/s, {more}"
 
 
-def _merit(outcome: Outcome, experiment: spec.Experiment, goal: Goal, per_host: int) -> float:
+def _merit(outcome: Outcome, experiment: spec.Experiment, goal: Goal) -> float:
     """More is better. Every host of the budget costs, used or not; fewer cost less."""
     if goal != "cost":
         return outcome.samples_per_second
-    return outcome.samples_per_second / _hosts_used(experiment, per_host)
+    return outcome.samples_per_second / _hosts_used(experiment)
 
 
-def _hosts_used(experiment: spec.Experiment, per_host: int) -> int:
-    return math.ceil(experiment.cluster.workers / per_host) + experiment.num_servers
+def _hosts_used(experiment: spec.Experiment) -> int:
+    return sum(host.count for host in experiment.cluster.hosts)
 
 
-def candidates(experiment: spec.Experiment, hosts: int, per_host: int) -> Iterator[spec.Experiment]:
-    """Everything worth a simulation on so many hosts."""
-    yield _on(experiment, spec.Single(), 1, 0, 1)
-    workers = hosts * per_host
-    if workers == 1:
-        return
-    yield _on(experiment, spec.Ring(), workers, 0, per_host)
-    yield _on(experiment, spec.Server(placement="colocated"), workers, 0, per_host)
-    if per_host > 1 and hosts > 1:
-        yield _on(experiment, spec.Hybrid(), workers, 0, per_host)
+def candidates(experiment: spec.Experiment, hosts: int) -> Iterator[spec.Experiment]:
+    """Everything worth a simulation on so many hosts.
+
+    Hosts are those that the experiment writes; servers take the slowest of them. Where some are
+    slower than others, to leave those out is a candidate too.
+    """
+    quick_first = sorted(_hosts_of(experiment, hosts), key=lambda host: host.slowdown)
+    yield _on(experiment, spec.Single(), [_with_one(quick_first[0])])
+    quick = [host for host in quick_first if host.slowdown == quick_first[0].slowdown]
+    for some in [quick_first] if len(quick) == hosts else [quick_first, quick]:
+        yield from _everyone_computes(experiment, some)
     for servers in sorted({1, 2, hosts // 4, hosts // 3, hosts // 2}):
         if not 0 < servers < hosts:
             continue
-        computing = (hosts - servers) * per_host
-        yield _on(experiment, spec.Server(), computing, servers, per_host)
-        if computing > servers:
-            optimal = spec.Server(placement="optimal")
-            yield _on(experiment, optimal, computing, servers, per_host)
+        computing, slow = quick_first[:-servers], quick_first[-servers:]
+        serving = [
+            msgspec.structs.replace(host, workers=0, servers=1, slowdown=1.0, jitter_fraction=0.0)
+            for host in slow
+        ]
+        yield _on(experiment, spec.Server(), [*computing, *serving])
+        if sum(host.workers for host in computing) > servers:
+            yield _on(experiment, spec.Server(placement="optimal"), [*computing, *serving])
+
+
+def _everyone_computes(
+    experiment: spec.Experiment, hosts: Sequence[spec.Host]
+) -> Iterator[spec.Experiment]:
+    workers = sum(host.workers for host in hosts)
+    if workers == 1:
+        return
+    yield _on(experiment, spec.Ring(), hosts)
+    yield _on(experiment, spec.Server(placement="colocated"), hosts)
+    if workers > len(hosts) > 1:
+        yield _on(experiment, spec.Hybrid(), hosts)
     for every in (4, 16):
-        yield _on(experiment, spec.Average(every=every), workers, 0, per_host)
+        yield _on(experiment, spec.Average(every=every), hosts)
+
+
+def _hosts_of(experiment: spec.Experiment, hosts: int) -> list[spec.Host]:
+    """So many of the hosts that compute, one by one; beyond those that are written, more of the
+    first kind."""
+    written = [
+        msgspec.structs.replace(host, count=1, servers=0)
+        for host in experiment.cluster.hosts
+        if host.workers
+        for _ in range(min(host.count, hosts))
+    ] or [spec.Host()]
+    return [*written[:hosts], *[written[0]] * (hosts - len(written))]
+
+
+def _with_one(host: spec.Host) -> spec.Host:
+    return msgspec.structs.replace(host, workers=1)
 
 
 def _on(
-    experiment: spec.Experiment,
-    kind: spec.Architecture,
-    workers: int,
-    servers: int,
-    per_host: int,
+    experiment: spec.Experiment, kind: spec.Architecture, hosts: Sequence[spec.Host]
 ) -> spec.Experiment:
-    whole, left = divmod(workers, per_host)
-    hosts = [spec.Host(count=whole, workers=per_host)] if whole else []
-    if left:
-        hosts.append(spec.Host(workers=left))
-    if servers:
-        hosts.append(spec.Host(count=servers, workers=0, servers=1))
+    """The experiment by `kind` on these hosts; neighbours that are alike are written as one."""
+    alike = [msgspec.structs.replace(host, count=len(list(same))) for host, same in groupby(hosts)]
     return spec.replace(
         experiment,
         architecture=kind,
-        workers=workers,
-        servers=servers,
-        hosts=tuple(hosts),
+        workers=sum(host.workers for host in hosts),
+        servers=sum(host.servers for host in hosts),
+        hosts=tuple(alike),
         shares=(),
     )
 
@@ -160,14 +181,13 @@ def _on(
 def _advised(
     experiment: spec.Experiment,
     found: Predicted,
-    per_host: int,
     num_samples: float,
     price_per_hour: float,
 ) -> Advised:
     seconds = num_samples / found.samples_per_second if num_samples else None
     cost = None
     if seconds is not None and price_per_hour:
-        cost = seconds / 3600 * price_per_hour * _hosts_used(experiment, per_host)
+        cost = seconds / 3600 * price_per_hour * _hosts_used(experiment)
     return Advised(
         architecture=spec.format_architecture(experiment.architecture),
         workers=experiment.cluster.workers,

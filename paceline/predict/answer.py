@@ -62,6 +62,9 @@ def simulate(
     constants = constants or expected(stack)
     topology = topology_of(experiment)
     kind = experiment.architecture
+    if len(set(experiment.cluster.shares)) > 1:
+        problem = "uneven shares of a batch cannot be predicted yet."
+        raise SpecError("[cluster], shares", problem, "leave them out: every worker has the same.")
     if isinstance(kind, spec.Pipeline):
         return pipeline_step(experiment, topology, stack, constants, timeline)
     if isinstance(kind, spec.Replicated | spec.Auto):

@@ -1,8 +1,10 @@
 """The same experiment with something changed: more workers, servers, another link, no straggler.
 
-Hosts that were written out are kept consistent: adding workers adds hosts of the same kind.
+Hosts that were written out are kept consistent: adding workers adds hosts of the first kind, and
+those that differ stay as they are.
 """
 
+import math
 from typing import Any
 
 import msgspec
@@ -40,13 +42,28 @@ def vary(experiment: spec.Experiment, **changes: Any) -> spec.Experiment:
 
 
 def _with_workers(hosts: list[spec.Host], workers: int) -> list[spec.Host]:
-    """Fill hosts of the first kind that computes; a part of one where they do not divide."""
-    first = next(host for host in hosts if host.workers)
+    """Hosts as they are written, in their order, until there are enough workers; a part of one
+    where they do not divide, and more of the first kind that computes where they do not suffice."""
+    computing = [host for host in hosts if host.workers]
+    if workers == sum(host.count * host.workers for host in computing):
+        return hosts
     rest = [host for host in hosts if not host.workers]
-    whole, left = divmod(workers, first.workers)
-    filled = [msgspec.structs.replace(first, count=whole)] if whole else []
-    if left:
-        filled.append(msgspec.structs.replace(first, count=1, workers=left))
+    filled: list[spec.Host] = []
+    left = workers - sum(host.count * host.workers for host in computing)
+    if left > 0:
+        more = math.ceil(left / computing[0].workers)
+        if len(computing) == 1:
+            computing = [msgspec.structs.replace(computing[0], count=computing[0].count + more)]
+        else:
+            computing.append(msgspec.structs.replace(computing[0], count=more))
+    for host in computing:
+        whole = min(host.count, workers // host.workers)
+        if whole:
+            filled.append(msgspec.structs.replace(host, count=whole))
+        workers -= whole * host.workers
+        if workers and whole < host.count:
+            filled.append(msgspec.structs.replace(host, count=1, workers=workers))
+            workers = 0
     serving = sum(host.count * host.servers for host in hosts)
     kept = sum(host.count * host.servers for host in (*filled, *rest))
     if serving != kept:

@@ -36,14 +36,14 @@ def collective_step(
     late = wait_seconds(work, jitter, topology.workers, constants)
     compute = work.forward_seconds + work.backward_seconds
     exchange = _exchange(kind, topology, stack, constants)
-    if isinstance(kind, spec.Average):
+    if topology.workers == 1:
+        exposed = busy = 0.0
+    elif isinstance(kind, spec.Average):
         packing = 2 * work.parameter_bytes / constants.sum_rate  # into one buffer, and out of it
         whole = (exchange.seconds(work.parameter_bytes) + packing) / kind.every
         overlapped = min(whole, compute) if kind.overlap else 0.0
         exposed, busy = whole - overlapped, whole
         late /= kind.every**0.5
-    elif topology.workers == 1:
-        exposed = busy = 0.0
     else:
         exposed, busy = _exposed(work, exchange, stack, kind, constants)
     phases = {

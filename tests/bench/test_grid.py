@@ -59,6 +59,15 @@ def test_repeats_are_interleaved_and_references_run_once():
     assert all(sum(key == known for _, key in order) == 1 for known in once)
 
 
+def test_a_prediction_is_made_once():
+    predicted = spec.vary(
+        comparison(architectures=("ring",), workers=(2,)), {"engine": "predict"}, {}
+    )
+    found = grid.cells(predicted)
+
+    assert {repeat for repeat, _ in grid.schedule(found, 3)} == {0}
+
+
 def test_more_grids_join_the_first():
     asked = spec.Comparison(
         experiment=spec.Experiment(),

@@ -8,7 +8,7 @@ from paceline import engines, record, spec
 from paceline.cli import main
 from paceline.cli.training import with_choice
 from paceline.errors import SpecError
-from paceline.predict.advice import advise, choose
+from paceline.predict.advice import advise, candidates, choose
 from paceline.predict.answer import predict, simulate
 from paceline.predict.changes import vary
 from paceline.predict.curve import scaling_curve
@@ -139,6 +139,71 @@ def test_hosts_follow_workers_and_servers():
     assert [(h.count, h.workers, h.servers) for h in more.cluster.hosts] == [
         (2, 8, 0), (1, 4, 0), (3, 0, 1),
     ]  # fmt: skip
+
+
+UNEVEN = [{"count": 3}, {"slowdown": 4.0}]
+
+
+def test_hosts_that_differ_stay_in_a_curve():
+    """A curve once took every host for one like the first, and said nothing."""
+    uneven = asked(link="100gbit", hosts=UNEVEN)
+    found = scaling_curve(uneven, [3, 4, 5]).points
+    assert found[1].samples_per_second == simulate(uneven).samples_per_second
+    assert found[1].samples_per_second < found[0].samples_per_second < 3 * 52
+    kinds = [(h.count, h.slowdown) for h in vary(uneven, workers=6).cluster.hosts]
+    assert kinds == [(3, 1.0), (1, 4.0), (2, 1.0)]
+
+
+def test_advice_knows_that_hosts_differ():
+    """The slowest serve, or stay out."""
+    found = list(candidates(asked(hosts=UNEVEN), 4))
+    by_ring = [e for e in found if isinstance(e.architecture, spec.Ring)]
+    assert [e.cluster.workers for e in by_ring] == [4, 3]
+    assert max(h.slowdown for h in by_ring[0].cluster.hosts) == 4.0
+    assert max(h.slowdown for h in by_ring[1].cluster.hosts) == 1.0
+    served = [e for e in found if e.num_servers == 1]
+    assert served
+    assert all(h.slowdown == 1.0 for e in served for h in e.cluster.hosts)
+
+
+def test_advice_on_the_hosts_of_a_file_takes_them_as_written(tmp_path, capsys):
+    file = tmp_path / "slow.toml"
+    uneven = asked(link="1000gbit", hosts=[{"count": 1}, {"slowdown": 8.0}], workers=2)
+    file.write_text(spec.to_toml(uneven))
+    with pytest.raises(SystemExit) as ended:
+        main.main(["advise", str(file), "--json"])
+    assert not ended.value.code
+    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    assert (ranked[0]["workers"], ranked[0]["servers"]) in ((1, 0), (1, 1))
+    two = next(row for row in ranked if row["workers"] == 2)
+    assert two["samples_per_second"] < 0.3 * 2 * 52
+
+
+@pytest.mark.parametrize("architecture", ["ring", "hybrid", "average:every=4"])
+def test_one_worker_alone_exchanges_nothing(architecture):
+    single = simulate(asked("single", workers=1)).samples_per_second
+    alone = simulate(asked(architecture, workers=1)).samples_per_second
+    assert alone == pytest.approx(single, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "servers"),
+    [("ring", 0), ("server", 2), ("server:placement=colocated", 0), ("average:every=4", 0)],
+)
+def test_links_that_cost_nothing_are_the_most_there_is(architecture, servers):
+    """No prediction exceeds what so many devices alone would give."""
+    single = simulate(asked("single", workers=1)).samples_per_second
+    rates = [
+        simulate(asked(architecture, 3, servers, link=link), coarse=True).samples_per_second
+        for link in ("1gbit", "10gbit", "100000gbit")
+    ]
+    assert rates == sorted(rates)
+    assert rates[-1] <= 3 * single
+
+
+def test_uneven_shares_are_refused():
+    with pytest.raises(SpecError, match="uneven shares of a batch cannot be predicted yet"):
+        simulate(asked(workers=2, shares=[3, 1]))
 
 
 def test_a_known_figure_fixes_the_rate_of_a_cable():
