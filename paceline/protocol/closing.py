@@ -466,9 +466,10 @@ class Chunks:
         actions: list[Action] = []
         waiting = []
         for pull in self._pulls:
-            version = self._slot(pull.chunk).version
+            slot = self._slot(pull.chunk)
+            version, is_there = slot.version, slot.is_copied and slot.version >= pull.version
             known = self.roster.admits(pull.worker, pull.generation)
-            if pull.chunk in self._unassigned or version < pull.version or not known:
+            if pull.chunk in self._unassigned or not is_there or not known:
                 waiting.append(pull)
             else:
                 answer = Answer(pull.worker, pull.chunk, version)

@@ -76,7 +76,10 @@ class WorkerHomes(Homes):
         """Weights have come, or a mean; older states are of no use any more."""
         self._copies[chunk] = {v for v in self._copies.get(chunk, ()) if v >= version}
         self._absent[chunk] = absent
-        (self._means.add if mean else self._means.discard)(chunk)
+        if mean:
+            self._means.add(chunk)
+        else:
+            self._means.discard(chunk)
 
     def void(self) -> None:
         """Servers are given other weights and state: what is here does not belong to them."""

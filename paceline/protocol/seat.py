@@ -297,7 +297,7 @@ class SeatMachine(Chunks):
         if slot is None or event.version != slot.version:
             return []  # came before
         slot.is_copied, slot.keeper = True, event.worker
-        return self._answer(slot)
+        return [*self._answer(slot), *self._answer_pulls()]
 
     def _copy_again(self, lost: Collection[int]) -> list[Action]:
         """Another second home for what the lost had."""

@@ -1,4 +1,4 @@
-"""A worker is killed and the others go on in place: nobody is started again, nothing is guessed.
+"""Somebody is killed and the others go on in place: nobody is started again, nothing is guessed.
 
 The weights are compared with those of one process that leaves out just the samples which the record
 says were not seen.
@@ -72,6 +72,38 @@ def test_in_step_the_mean_is_over_those_who_took_part(tmp_path, architecture, se
         assert sizes == [4] * (cut + 2) + [6] * (STEPS - cut - 2), "halves from one step on"
         assert weights(said) == pytest.approx(expected(1, cut, 2), abs=1e-5)
     assert weights(ended["worker0"][1]) == weights(ended["worker2"][1])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "victims"),
+    [
+        ("server:transport=tcp,chunk=256B", ["server0"]),
+        pytest.param("server:transport=tcp,chunk=256B", ["server1"], marks=pytest.mark.slow),
+        pytest.param(
+            "server:transport=tcp,chunk=256B,update=worker", ["server0"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "server:transport=tcp,chunk=128B", ["server2", "server0"], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_a_killed_server_had_goes_on_elsewhere(tmp_path, architecture, victims):
+    """Momentum and all: nothing that a worker was told of is lost, and no sample."""
+    servers = len(victims) + 1
+    with Job(tmp_path, architecture, WORKERS, servers, STEPS, on_loss="continue") as job:
+        for number, name in enumerate(victims):
+            job.kill(name, 6 + 20 * number)
+        ended = job.endings()
+    for name in victims:
+        del ended[name]
+    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    lost = [event.member for event in job.folder.events() if event.kind == "lost"]
+    assert lost == victims
+    states = {member.name: member.status for member in job.folder.members()}
+    assert {name for name, state in states.items() if state != "finished"} == set(victims)
+    found = [weights(ended[f"worker{rank}"][1]) for rank in range(WORKERS)]
+    assert found[0] == found[1] == found[2]
+    assert found[0] == pytest.approx(expected(0, STEPS, 0), abs=1e-5)
 
 
 @pytest.mark.slow

@@ -160,12 +160,10 @@ def test_a_killed_worker_ends_nobody_and_the_record_tells_what_it_cost(tmp_path)
     "workload",
     [
         {"optimizer": spec.Optimizer(name="adam", learning_rate=0.001)},
-        pytest.param(
-            {"optimizer": spec.Optimizer(momentum=0.9), "clip_norm": 1.0},
-            marks=pytest.mark.slow,
-        ),
+        {"optimizer": spec.Optimizer(momentum=0.9), "clip_norm": 1.0},
     ],
 )
+@pytest.mark.slow
 def test_a_killed_servers_parameters_go_on_elsewhere_as_if_nothing_had_happened(tmp_path, workload):
     job, said = {"kind": "server:chunk=4KiB,transport=tcp", "workers": 2, "steps": 150}, []
 

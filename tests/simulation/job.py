@@ -20,7 +20,6 @@ must hold of the whole run is checked here:
 """
 
 import random
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -112,9 +111,12 @@ class Job(Network):
         if not able or self.is_rehoming() or not any(not t.done for t in self.trainers.values()):
             return
         seat = able[number % len(able)]
-        answered = Counter(chunk for (_, chunk), weights in self.weights.items() if weights)
+        answered: dict[int, int] = {}
+        for (_, chunk), weights in self.weights.items():
+            answered[chunk] = max(answered.get(chunk, 0), len(weights))
+        oldest = min((answered.get(chunk, 0) for chunk in self.chunks_of(seat)), default=1)
         self.may_stop |= (
-            not all(answered[chunk] for chunk in self.chunks_of(seat))
+            oldest < max((1, *self.cuts_of()))  # not updated yet, or not without the lost
             or any(t.joins or t.machine.step >= t.steps for t in self.trainers.values())
             or self._is_undecided()
         )
