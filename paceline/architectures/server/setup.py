@@ -1,5 +1,6 @@
 """Before step 1: members find each other, agree on a plan, and lay out their memory."""
 
+import os
 import secrets
 import time
 from collections.abc import Collection, Sequence
@@ -210,7 +211,8 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         server = _make_server(options, context, plan, meeting, store, local)
     staging = open_staging(context, exchanged.device, plan.layout, held, gradients)
     worker = _make_worker(options, context, plan, post, held, store, gradients, local, staging)
-    loop = MemberLoop(plan, post, worker, server, context.note)
+    spins = plan.rules.shared and identity.local_members <= len(os.sched_getaffinity(0))
+    loop = MemberLoop(plan, post, worker, server, context.note, spins=spins)
     member = WorkerMember(
         plan=plan,
         post=post,
