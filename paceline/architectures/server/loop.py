@@ -52,11 +52,8 @@ class MemberLoop:
         worker: WorkerSide | None,
         server: ServerSide | None,
         note: Callable[[str], None],
-        *,
-        spins: bool = False,
     ) -> None:
-        """`spins`: there is a core for this member alone."""
-        self._spins = spins
+        self._spins = False
         self._plan, self._post, self._note = plan, post, note
         self._worker, self._server = worker, server
         machines = worker.machine if worker else None, server.machine if server else None
@@ -69,6 +66,11 @@ class MemberLoop:
 
     def start(self) -> None:
         self._thread.start()
+
+    def spin(self) -> None:
+        """From here on look for what is waited for before sleeping. For a member with cores of its
+        own: elsewhere it would keep others from sending what it waits for."""
+        self._spins = True
 
     def stop(self, seconds: float = 5.0) -> None:
         self._stopping.set()

@@ -211,8 +211,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         server = _make_server(options, context, plan, meeting, store, local)
     staging = open_staging(context, exchanged.device, plan.layout, held, gradients)
     worker = _make_worker(options, context, plan, post, held, store, gradients, local, staging)
-    spins = plan.rules.shared and identity.local_members <= len(os.sched_getaffinity(0))
-    loop = MemberLoop(plan, post, worker, server, context.note, spins=spins)
+    loop = MemberLoop(plan, post, worker, server, context.note)
     member = WorkerMember(
         plan=plan,
         post=post,
@@ -234,8 +233,15 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         _share_weights(plan, worker, held, served, leads)
     read_tensors(exchanged.tensors, held)
     if not joins:  # whoever starts to train may overwrite what another still reads
-        meeting.gather("started", "", identity.workers)
+        own = " ".join(map(str, os.sched_getaffinity(0)))
+        cores = [note.split() for note in meeting.gather("started", own, identity.workers)]
+        if plan.rules.shared and not identity.servers and _are_disjoint(cores):
+            loop.spin()
     return member
+
+
+def _are_disjoint(groups: Sequence[Sequence[str]]) -> bool:
+    return sum(map(len, groups)) == len({one for group in groups for one in group})
 
 
 def set_up_server(options: spec.Server, context: Context) -> Member | None:
