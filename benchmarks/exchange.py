@@ -11,6 +11,7 @@ worker's own memory, as gloo and MPI do.
 
 import argparse
 import json
+import os
 import shutil
 import socket
 import statistics
@@ -30,6 +31,7 @@ from paceline.architectures.server import setup
 from paceline.architectures.server.memory import Piece
 from paceline.architectures.server.plan import Exchanged
 from paceline.launch import Identity
+from paceline.launch.local import share_cores
 from paceline.models.memory import keep_freed_memory
 from paceline.protocol.actions import Ready
 from paceline.telemetry import StepClock
@@ -105,9 +107,13 @@ def has_mpi() -> bool:
 
 def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
     """One worker: every exchange at every size, rounds alternating; worker 0 prints the rows."""
-    torch.set_num_threads(1)
-    keep_freed_memory()  # as in every process that trains
     rank, workers = facts["rank"], facts["workers"]
+    if cores := share_cores(workers)[
+        rank
+    ]:  # this, and what follows, as in every process that trains
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(1)
+    keep_freed_memory()
     store = dist.TCPStore(
         "127.0.0.1", facts["port"], is_master=rank == 0, timeout=timedelta(seconds=120)
     )

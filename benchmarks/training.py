@@ -184,6 +184,8 @@ def checks(rows: list[Row]) -> list[Row]:
         ahead = 1.1 if setting == "alexnet" else 1.0
         where = f"{setting}, 2 workers"
         found += _check(f"colocated against DDP, {where}", own, "colocated", "ddp", 2, ahead)
+        name = f"peak memory of DDP against colocated's, {where}"
+        found += _check(name, own, "colocated", "ddp", 2, 1.0, "memory_bytes")
         for other in ("tensorflow-collective", "tensorflow-server", "horovod"):
             name = f"colocated against {other}, {where}"
             found += _check(name, own, "colocated", other, 2, 1.0)
@@ -196,13 +198,19 @@ def checks(rows: list[Row]) -> list[Row]:
 
 
 def _check(
-    name: str, rows: list[Row], ours: str, theirs: str, workers: int, target: float
+    name: str,
+    rows: list[Row],
+    ours: str,
+    theirs: str,
+    workers: int,
+    target: float,
+    field: str = "seconds",
 ) -> list[Row]:
-    """How many times as fast as theirs ours is: the median over rounds in which both ran."""
-    pairs = list(_pairs(rows, ours, theirs, workers, "seconds"))
+    """How many times what we take they take: the median over rounds in which both ran."""
+    pairs = list(_pairs(rows, ours, theirs, workers, field))
     if not pairs:
         return []
-    value = statistics.median(their_seconds / our_seconds for our_seconds, their_seconds in pairs)
+    value = statistics.median(taken_by_them / taken_by_us for taken_by_us, taken_by_them in pairs)
     row = {"name": name, "value": value, "target": f">= {target}", "holds": value >= target}
     return [{**row, "rounds": len(pairs)}]
 

@@ -7,7 +7,7 @@ batch are scaled by the session before an architecture sees them.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ class StepAgain(Exception):  # noqa: N818 - a turn of events
     """A worker was lost inside this step, before anybody had the sums: its gradients are gone, and
     the step is to be made again from the batch on. No error of the script's, and not of the job's.
     """
+
+
+GradientUse = Literal["nothing", "clip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,10 @@ class Context:
     makes_again: Callable[[], bool] = lambda: False
     """Whether the loop computes a step again that was interrupted by a loss (`StepAgain`), on the
     whole batch. A script cannot: there the lost part of the batch is left out."""
+
+    gradient_use: GradientUse | None = None
+    """What is done with gradients between backward and `optimizer.step()`: nothing, or `clip`. None
+    where only a step will show it: with a script."""
 
     regrouped: Callable[[Regroup], None] = lambda regroup: None
     """Called when workers were lost and the others have agreed, before they go on."""

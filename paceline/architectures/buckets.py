@@ -10,6 +10,7 @@ gradients of this step are summed in one while the other still has the means of 
 who lacks them. A sum that was interrupted is made again from the gradients that autograd left.
 """
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -53,8 +54,10 @@ class BucketedArchitecture:
         self._collective, self._context = collective, context
         self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
         self._tap = GradientTap(self, context, averages=True)
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._started = self._turn = 0
+        self._has_begun = False
+        """Gradients of the pass that is under way have been filled in."""
         self._means: list[tuple[Tensor, int]] = []
         """Where others may lack them: the last pass's means, and their versions then."""
         self._is_clipped, self._came_clipped = torch.zeros(1), False
@@ -103,8 +106,11 @@ class BucketedArchitecture:
     # Called by the tap, inside backward.
 
     def made(self, index: int) -> None:
+        self._begin()
         slot = self._slots[index]
         slot.fill()
+        if not isinstance(self._collective, ElasticCollective):  # it may begin again from `grad`
+            slot.move_in()
         slot.bucket.num_missing -= 1
         # In the same order on every worker, whatever the order of their gradients.
         while self._started < len(self._buckets) and not self._buckets[self._started].num_missing:
@@ -122,11 +128,27 @@ class BucketedArchitecture:
             if whole and bucket.has_other_weights():
                 raise ExchangeError(OTHER_WEIGHTS)
         self._started, self._turn, self._has_passed = 0, self._turn + 1, True
+        self._has_begun = False
         if isinstance(self._collective, ElasticCollective):
             self._keep(self._collective)
 
+    def _begin(self) -> None:
+        """Before the first gradient of a pass is filled in: a script may hold on to means of the
+        last, and they must stay what they are."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for bucket in self._buckets:
+            if bucket.is_held_on_to():
+                self._part_with(bucket)
+
+    def _part_with(self, bucket: "Bucket") -> None:
+        """Leave its memory to the script."""
+        bucket.renew(self._allocate)
+
     def _is_summed(self) -> bool:
         """Sum what is left; False where workers were lost meanwhile: nothing is summed then."""
+        self._begin()
         for bucket in self._buckets[self._started :]:
             for slot in bucket.slots:
                 slot.fill()  # not reached by this backward pass: accumulated before, or unused
@@ -196,7 +218,7 @@ class BucketedArchitecture:
         self._started = 0
 
 
-class _Bucket:
+class Bucket:
     """Gradients of one type, behind them a mark for each (how many workers have it), and at last a
     sample of the weights, which must be equal on all workers."""
 
@@ -215,7 +237,19 @@ class _Bucket:
 
     def turn_over(self) -> None:
         """Lie in the next block."""
-        block = self._blocks.pop(0)
+        self._lie_in(self._blocks.pop(0))
+
+    def renew(self, allocate: Allocate) -> None:
+        """Lie in new memory in place of the present block's."""
+        flat = self._blocks.pop().flat
+        self._lie_in(_Block(allocate(flat.numel(), flat.dtype, flat.device), self._tensors))
+
+    def is_held_on_to(self) -> bool:
+        """Somebody has means that were handed out, or views of them, beside the tensors' `grad`."""
+        num_handed_out = self._blocks[-1].num_handed_out
+        return num_handed_out > 0 and num_handed_out > sum(slot.has_mean for slot in self.slots)
+
+    def _lie_in(self, block: "_Block") -> None:
         self._blocks.append(block)
         self.flat, self._marks, self._sample = block.flat, block.marks, block.sample
         for slot, place, mark in zip(self.slots, block.places, block.each_mark, strict=True):
@@ -243,8 +277,7 @@ class _Bucket:
         marks = self._marks.tolist() if lacking else []  # on a GPU a look at them waits for it
         unused = {number for number in lacking if not marks[number]}
         for number, slot in enumerate(self.slots):
-            slot.tensor.grad = slot.given = None if number in unused else slot.place
-            slot.version = slot.place._version
+            slot.hand_out(None if number in unused else slot.place.detach())
         self.num_missing = len(self.slots)
 
 
@@ -259,6 +292,13 @@ class _Block:
             offset += tensor.numel()
         self.marks = flat[offset:-1]
         self.each_mark = [self.marks[number : number + 1] for number in range(len(tensors))]
+        self._num_own = 0
+        self._num_own = self.num_handed_out
+
+    @property
+    def num_handed_out(self) -> int:
+        """How many tensors lie here that are not its own."""
+        return torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata) - self._num_own
 
 
 class _Slot:
@@ -267,23 +307,36 @@ class _Slot:
     place: Tensor
     mark: Tensor
 
-    def __init__(self, bucket: _Bucket, tensor: Tensor) -> None:
+    def __init__(self, bucket: Bucket, tensor: Tensor) -> None:
         self.bucket, self.tensor = bucket, tensor
-        self.given: Tensor | None = None
+        self._given: weakref.ref[Tensor] | None = None
         """The mean that was handed out last; any other gradient is this worker's own."""
-        self.version = 0
+        self._version = 0
+
+    @property
+    def given(self) -> Tensor | None:
+        return None if self._given is None else self._given()
+
+    @property
+    def has_mean(self) -> bool:
+        gradient = self.tensor.grad
+        return gradient is not None and gradient is self.given
 
     @property
     def is_fresh(self) -> bool:
-        gradient = self.tensor.grad
-        return gradient is not None and gradient is not self.given
+        return self.tensor.grad is not None and not self.has_mean
 
     @property
     def is_intact(self) -> bool:
         """Nobody has written to the mean since it was handed out."""
-        if self.tensor.grad is None or self.given is None:
-            return True
-        return self.given._version == self.version
+        given = self.given
+        return self.tensor.grad is None or given is None or given._version == self._version
+
+    def hand_out(self, mean: Tensor | None) -> None:
+        """A new tensor each time, so that it can be known whether the last is still in use."""
+        self.tensor.grad = mean
+        self._given = None if mean is None else weakref.ref(mean)
+        self._version = self.place._version
 
     def fill(self) -> None:
         gradient = self.tensor.grad
@@ -296,12 +349,16 @@ class _Slot:
         elif gradient.data_ptr() != self.place.data_ptr():
             self.place.copy_(gradient)
 
+    def move_in(self) -> None:
+        """Have `grad` lie in the bucket from here on: what autograd made is free for the next."""
+        self.tensor.grad, self._given = self.place.detach(), None
+
 
 def _deal(
     tensors: list[Tensor], bucket_bytes: int, allocate: Allocate, blocks: int = 1
-) -> list[_Bucket]:
+) -> list[Bucket]:
     """Fill buckets of about `bucket_bytes`, one type each, from the last tensor to the first."""
-    buckets: list[_Bucket] = []
+    buckets: list[Bucket] = []
     filling: list[Tensor] = []
     size_bytes = 0
     for tensor in reversed(tensors):
@@ -311,11 +368,11 @@ def _deal(
             filling and (filling[0].dtype, filling[0].device) != (tensor.dtype, tensor.device)
         )
         if filling and full:
-            buckets.append(_Bucket(filling, allocate, blocks))
+            buckets.append(Bucket(filling, allocate, blocks))
             filling, size_bytes = [], 0
         filling.append(tensor)
         size_bytes += own_bytes
-    return [*buckets, _Bucket(filling, allocate, blocks)]
+    return [*buckets, Bucket(filling, allocate, blocks)]
 
 
 def _in_own_memory(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.buckets import BucketedArchitecture
+from paceline.architectures.buckets import Bucket, BucketedArchitecture
 from paceline.architectures.collective import TorchCollective
 from paceline.architectures.group import ended_early
 from paceline.architectures.server import serve as serve_leaders
@@ -58,6 +58,16 @@ class HybridArchitecture(BucketedArchitecture):
         self._sums.forget()
         super()._deal()
         self._sums.connect()
+
+    def _part_with(self, bucket: Bucket) -> None:
+        """Its memory is known to others: what the script holds on to gets memory of its own."""
+        for slot in bucket.slots:
+            mean = slot.given
+            if mean is not None and not slot.has_mean:
+                mean.data = mean.clone()
+        if bucket.is_held_on_to():
+            problem = "the script holds on to views of gradients of an earlier step."
+            raise SpecError("architecture hybrid", problem, "keep copies: parameter.grad.clone().")
 
     def counters(self) -> dict[str, object]:
         return self._sums.counters()

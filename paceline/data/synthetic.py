@@ -10,15 +10,15 @@ from paceline.data.sampling import Indices
 from paceline.errors import SpecError
 
 NUM_SAMPLES = 50_000
-POOL_BYTES = 32 << 20
+POOL_BYTES = 8 << 20
 """Memory for distinct samples; beyond it, sample i is sample i modulo their number."""
 
 
 class Synthetic(Dataset):
     """Normal noise (or random token ids) with random classes.
 
-    The pool is held as many times over as makes any run of consecutive samples a view into it: a
-    step costs nothing.
+    Behind the pool its first samples follow once more, as many as a batch takes: so any run of
+    consecutive samples is a view, and a step costs nothing.
     """
 
     name = "synthetic"
@@ -49,8 +49,8 @@ class Synthetic(Dataset):
             inputs = torch.randn(pool, *input_shape, generator=generator)
             targets = torch.randint(num_classes, (pool,), generator=generator)
         self._layout = torch.channels_last if len(input_shape) == 3 else torch.contiguous_format
-        self._inputs, self._targets, self._pool = inputs, targets, pool
-        self._repeat(2)
+        self._inputs = inputs.contiguous(memory_format=self._layout)
+        self._targets, self._pool = targets, pool
 
     def __len__(self) -> int:
         return self._num_samples
@@ -62,7 +62,7 @@ class Synthetic(Dataset):
             chosen = numbers_on(self._inputs.device, places)
             return self._inputs[chosen], self._targets[chosen]
         if self._pool + count > len(self._inputs):
-            self._repeat(1 + math.ceil(count / self._pool))
+            self._extend(self._pool + count)
         run = slice(places[0], places[0] + count)
         return self._inputs[run], self._targets[run]
 
@@ -70,10 +70,12 @@ class Synthetic(Dataset):
         self._inputs, self._targets = self._inputs.to(device), self._targets.to(device)
         return True
 
-    def _repeat(self, times: int) -> None:
-        inputs, targets = self._inputs[: self._pool], self._targets[: self._pool]
-        self._inputs = torch.cat([inputs] * times).contiguous(memory_format=self._layout)
-        self._targets = torch.cat([targets] * times)
+    def _extend(self, count: int) -> None:
+        """Let so many samples follow one another, the pool's again and again."""
+        whole, rest = divmod(count, self._pool)
+        pools = self._inputs[: self._pool], self._targets[: self._pool]
+        inputs, targets = (torch.cat([*[pool] * whole, pool[:rest]]) for pool in pools)
+        self._inputs, self._targets = inputs.contiguous(memory_format=self._layout), targets
 
 
 def load(request: Request) -> Dataset:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import architectures, spec
-from paceline.architectures.base import Architecture, Context
+from paceline.architectures.base import Architecture, Context, GradientUse
 from paceline.architectures.collective import Collective, connect
 from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
@@ -75,6 +75,8 @@ class Session:
         self.architectures: list[Architecture] = []
         """One for each call of `distribute`."""
         self.step = 0
+        self.gradient_use: GradientUse | None = None
+        """See `Context`; set before `distribute` by a loop that knows."""
         self._trained: list[Trained] = []
         self._passes: list[Passes] = []
         self._everyone: Collective | None = None
@@ -228,6 +230,7 @@ class Session:
             broke=self.remember,
             place=self.survivors.place,
             makes_again=lambda: self.survivors.makes_again,
+            gradient_use=self.gradient_use,
             regrouped=self.survivors.regrouped,
         )
 

@@ -5,6 +5,7 @@ gradient. In its first step they leave at `optimizer.step()`, so that a script m
 it likes; one that did nothing lets them leave as they are made from then on.
 """
 
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,8 +40,9 @@ class AsynchronousServer:
         self._watch = Watch()
         self._at_step = True
         """Gradients leave when the optimizer steps."""
-        self._left: list[Tensor | None] = []
-        """The gradients of the last step that was sent when the optimizer stepped."""
+        self._left: list[weakref.ref[Tensor] | None] = []
+        """The gradients of the last step that was sent when the optimizer stepped, while they are
+        there."""
         self._is_loading = False
         self._exchange: Exchange | None = None
 
@@ -121,7 +123,8 @@ class AsynchronousServer:
     def made(self, index: int) -> None:
         if not self._at_step and not self._streaming.has_begun:
             # Added to what the first step left: the script does not clear its gradients.
-            self._at_step = self._streaming.tensors[index].grad is self._left[index]
+            left = self._left[index]
+            self._at_step = left is not None and self._streaming.tensors[index].grad is left()
         if not self._at_step:
             self._streaming.take(index)
 
@@ -141,9 +144,10 @@ class AsynchronousServer:
         if not self._at_step:
             self._streaming.step()
             return True
-        self._left = [tensor.grad for tensor in self._streaming.tensors]
+        gradients = [tensor.grad for tensor in self._streaming.tensors]
+        self._left = [None if one is None else weakref.ref(one) for one in gradients]
         if self._watch.is_on:
-            style, why = self._watch.style(self._left, settings_of(self._optimizer))
+            style, why = self._watch.style(gradients, settings_of(self._optimizer))
             self._watch.is_on, self._at_step = False, style is not Style.STREAM
             if self._at_step:
                 self._context.note(f"gradients leave at optimizer.step(): of the script, {why}.")

@@ -54,8 +54,9 @@ class Cutter:
             if self._open[chunk] == 0:
                 complete.append(chunk)
         self._submit(complete, hold, mean)
-        if len(complete) == len(self._chunks_of[index]):
-            del self._runs[index]
+        for neighbour in {i for chunk in complete for i in self._layout.chunks[chunk].parameters}:
+            if not any(self._open[chunk] for chunk in self._chunks_of[neighbour]):
+                self._runs.pop(neighbour, None)  # all of it is on its way
 
     def cut(self, recorded: Sequence[Made], *, hold: bool) -> "list[Stretch] | None":
         """Cut the gradients of recorded passes, once for all steps: they come in the same order and

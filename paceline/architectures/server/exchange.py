@@ -108,6 +108,11 @@ class WorkerSide:
         """Every weight is there; cheap enough to ask before each layer."""
         return not self._pending and self.failure is None
 
+    @property
+    def is_awaited(self) -> bool:
+        """The training thread waits for weights."""
+        return bool(self._awaited)
+
     def submit(self, ready: Submitted, made: Moment | None = None) -> None:
         """Gradients are made, or will be at a moment: send them."""
         assert made is None, "in main memory they are there when they are told of"

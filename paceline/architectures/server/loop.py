@@ -39,6 +39,10 @@ from paceline.wire import Parcel, Post
 IDLE_SECONDS = 0.2
 """How often a loop with nothing to do looks whether it should end."""
 
+SPIN_SECONDS = 0.2e-3
+"""So long a loop looks for parcels before it sleeps, while its worker does nothing but wait for
+them: to be woken takes longer than most answers, and costs the one who sends as much again."""
+
 
 class MemberLoop:
     """Runs whichever sides a member has until told to stop; a `protocol.World`."""
@@ -51,6 +55,7 @@ class MemberLoop:
         server: ServerSide | None,
         note: Callable[[str], None],
     ) -> None:
+        self._spins = False
         self._plan, self._post, self._note = plan, post, note
         self._worker, self._server = worker, server
         machines = worker.machine if worker else None, server.machine if server else None
@@ -65,6 +70,11 @@ class MemberLoop:
 
     def start(self) -> None:
         self._thread.start()
+
+    def spin(self) -> None:
+        """From here on look for what is waited for before sleeping. For a member with cores of its
+        own: elsewhere it would keep others from sending what it waits for."""
+        self._spins = True
 
     def stop(self, seconds: float = 5.0) -> None:
         self._stopping.set()
@@ -81,7 +91,8 @@ class MemberLoop:
         post, worker, server = self._post, self._worker, self._server
         idle = True
         while not until():
-            parcels = post.receive(IDLE_SECONDS if idle else 0.0)
+            parcels = self._look() if idle and self._spins else []
+            parcels = parcels or post.receive(IDLE_SECONDS if idle else 0.0)
             self._arrived = time.monotonic()
             if worker is not None:
                 self._drain(worker)
@@ -96,6 +107,18 @@ class MemberLoop:
             idle = self._member.work(self._arrived + TURN_SECONDS)
             if worker is not None:
                 worker.release()
+
+    def _look(self) -> list[Parcel[AnyMessage]]:
+        """Parcels that come within moments, while the training thread waits."""
+        worker, end = self._worker, 0.0
+        while worker is not None and worker.is_awaited and not worker.requests:
+            if parcels := self._post.receive(0.0):
+                return parcels
+            now = time.monotonic()
+            end = end or now + SPIN_SECONDS
+            if now > end:
+                break
+        return []
 
     def _guarded(self) -> None:
         try:

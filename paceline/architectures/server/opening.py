@@ -6,6 +6,7 @@ next one: each is a *generation*, with notes of its own in the store.
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -74,18 +75,19 @@ class Exchange:
             views = [self.view(index) for index in range(len(self.exchanged.tensors))]
             setup.write_tensors(views, self.held)
 
-    def means(self, *, copied: bool) -> tuple[float, list[Tensor | None]]:
+    def means(self, *, copied: bool) -> tuple[float, Iterator[Tensor | None]]:
         """Wait for the mean gradients of all that was put in: seconds waited, and the means.
 
         None where nobody had a gradient. Where not `copied` they are to be read only, and hold
-        until the next are put in: others may be served from the same memory.
+        until the next are put in: others may be served from the same memory. A copy is made when
+        its turn comes, so that it may take the memory of what it replaces.
         """
         self.cutter.finish(mean=True)
         waited = self.worker.wait_all()
         absent, count = self.worker.take_absent(), len(self.exchanged.tensors)
-        views = [None if index in absent else self.view(index) for index in range(count)]
+        views = (None if index in absent else self.view(index) for index in range(count))
         if copied or self.is_shared:
-            return waited, [None if view is None else view.clone() for view in views]
+            return waited, (None if view is None else view.clone() for view in views)
         return waited, views
 
     def greet(self, steps: float = math.inf) -> None:

@@ -1,5 +1,6 @@
 """Before step 1: members find each other, agree on a plan, and lay out their memory."""
 
+import os
 import secrets
 import time
 from collections.abc import Collection, Sequence
@@ -232,8 +233,15 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         _share_weights(plan, worker, held, served, leads)
     read_tensors(exchanged.tensors, held)
     if not joins:  # whoever starts to train may overwrite what another still reads
-        meeting.gather("started", "", identity.workers)
+        own = " ".join(map(str, os.sched_getaffinity(0)))
+        cores = [note.split() for note in meeting.gather("started", own, identity.workers)]
+        if plan.rules.shared and not identity.servers and _are_disjoint(cores):
+            loop.spin()
     return member
+
+
+def _are_disjoint(groups: Sequence[Sequence[str]]) -> bool:
+    return sum(map(len, groups)) == len({one for group in groups for one in group})
 
 
 def set_up_server(options: spec.Server, context: Context) -> Member | None:

@@ -7,6 +7,7 @@ trained gets them back, and is watched once more.
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -57,7 +58,8 @@ class SynchronousServer:
         self._watch = Watch()
         self._watches = options.update != "worker"
         self._seen: tuple[Style, str] | None = None
-        self._given: list[Tensor | None] = []
+        self._given: list[weakref.ref[Tensor] | None] = []
+        """The means that were handed out last; they live for as long as the script wants them."""
         self._versions: list[int] = []
         self._has_passed = False
         """Gradients were averaged since the last step: what is done to them now is to means."""
@@ -82,6 +84,8 @@ class SynchronousServer:
         if style is not None:
             self._steps = self._opened.worker.machine.step
             self._stream(style)
+        elif self._context.gradient_use is not None and self._watches:
+            self._foresee(clips=self._context.gradient_use == "clip")
 
     @property
     def streaming(self) -> Streaming | None:
@@ -202,7 +206,7 @@ class SynchronousServer:
         assert gradient is not None
         if self._streaming is not None and not self._streaming.has_begun:
             self._is_stale = self._is_stale or self._trained.update()
-            if gradient is self._given[index]:  # it was added to: the script never clears it
+            if self._is_given(index, gradient):  # it was added to: the script never clears it
                 self._take_back()
                 self._watch.refuse_servers("it does not clear gradients after a step")
         if self._streaming is None:
@@ -219,16 +223,22 @@ class SynchronousServer:
             if index not in cutter.made and tensor.grad is not None:  # accumulated before
                 cutter.take(index, tensor.grad, mean=True)
         # Copied: a script may write to them (clipping, adding up) while they still leave from here.
-        waited, means = self._opened.means(copied=True)
+        waited, copies = self._opened.means(copied=True)
         self._steps += 1
         self._context.clock.charge("exchange_exposed", waited)
+        means: list[Tensor | None] = []
+        for tensor in tensors:
+            tensor.grad = None  # what it had has been summed: its memory is free for the mean
+            means.append(next(copies))
+            tensor.grad = means[-1]
         if self._watches:
             means = self._watch.backward(means, self._settings())
+            for tensor, mean in zip(tensors, means, strict=True):
+                tensor.grad = mean
         else:
             self._compare_weights(tensors)
-        self._given, self._has_passed = means, True
-        for tensor, mean in zip(tensors, means, strict=True):
-            tensor.grad = mean
+        self._has_passed = True
+        self._given = [None if mean is None else weakref.ref(mean) for mean in means]
         self._versions = [0 if mean is None else mean._version for mean in means]
 
     def _compare_weights(self, tensors: Sequence[Tensor]) -> None:
@@ -256,9 +266,13 @@ class SynchronousServer:
     def _is_fresh(self, index: int) -> bool:
         """A gradient is this worker's own: not the mean, or written over it without a backward."""
         gradient = self._opened.exchanged.tensors[index].grad
-        if gradient is None or gradient is not self._given[index]:
+        if gradient is None or not self._is_given(index, gradient):
             return gradient is not None
         return not self._has_passed and gradient._version != self._versions[index]
+
+    def _is_given(self, index: int, gradient: Tensor) -> bool:
+        given = self._given[index]
+        return given is not None and given() is gradient
 
     # Around a step of the script's own optimizer.
 
@@ -299,6 +313,13 @@ class SynchronousServer:
             self._watch.refuse_servers("it changes weights outside the optimizer")
         if any(_is_viewed(tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("it holds views of its weights")
+
+    def _foresee(self, *, clips: bool) -> None:
+        """No step is needed to show what the loop does. It would be the one that takes most memory,
+        with weights and means of this worker's own."""
+        if self._trained.device.type == "cpu":  # a GPU's memory is not the servers' anyway
+            self._refuse_what_servers_lack()
+            self._decide(*self._watch.foresee(clips))
 
     def _after_step(self, *_: Any) -> None:
         self._has_passed = False

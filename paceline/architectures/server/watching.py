@@ -27,6 +27,9 @@ class Style(IntEnum):
     """Servers average; every worker has the mean in `grad` and updates by itself."""
 
 
+CLIPPED = "it clips gradients, or changes settings, before the step"
+
+
 class Watch:
     """What was seen since the last step."""
 
@@ -64,12 +67,20 @@ class Watch:
         else:
             self._done.add(getattr(function, "__name__", str(function)))
 
+    def foresee(self, clips: bool) -> tuple[Style, str]:
+        """What is allowed where it is known before any step how gradients are used."""
+        self.is_on = False
+        if self._why:
+            return Style.WORKER, self._why
+        return (Style.HOLD, CLIPPED) if clips else (Style.STREAM, "")
+
     def style(self, gradients: list[Tensor | None], settings: Any) -> tuple[Style, str]:
         """What the step that begins here allows, and why it is not more."""
         if self._backwards != 1:
             self.refuse_servers(f"{self._backwards} backward passes make one step")
         if any(a is not b for a, b in zip(gradients, self._gradients, strict=False)):
             self.refuse_servers("it replaces gradients before the step")
+        self._gradients = []  # nobody asks again, and the script may let go of them
         if self._done:
             used = ", ".join(sorted(self._done))
             self.refuse_servers(f"it uses gradients before the step ({used})")
@@ -79,7 +90,7 @@ class Watch:
         if self._why:
             return Style.WORKER, self._why
         if self._norms_asked or factors - {1.0} or settings != self._settings:
-            return Style.HOLD, "it clips gradients, or changes settings, before the step"
+            return Style.HOLD, CLIPPED
         return Style.STREAM, ""
 
 
