@@ -110,7 +110,8 @@ def command(
             problem = "it is of emulated hosts, and all runs are on this machine as it is."
             raise SpecError(flag, problem, "leave it out, or add --on tunnel.")
     for cell in grid.cells(comparison):
-        training.check_applies(cell.experiment)
+        if cell.refused is None:
+            training.check_applies(cell.experiment)
     if dry_run:
         console.print_question(comparison, json=json)
         return
