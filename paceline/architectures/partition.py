@@ -48,9 +48,7 @@ def cut(
     `held` says how many micro-batches' activations each piece holds, `weight_factor` how many times
     its weights a piece takes with gradients and optimizer. A piece has at least one unit.
     """
-    if pieces > len(costs):
-        problem = f"{len(costs)} units cannot make {pieces} stages."
-        raise SpecError("architecture pipeline", problem, f"use at most {len(costs)} workers.")
+    assert pieces <= len(costs), "see `too_few`"
     seconds, weights, kept = (
         _sums(getattr(cost, name) for cost in costs)
         for name in ("seconds", "parameter_bytes", "activation_bytes")
@@ -91,6 +89,21 @@ def cut(
         fix = "add workers, take a smaller batch or more microbatches, or give more memory."
         raise SpecError("architecture pipeline", problem, fix)
     return list(starts)
+
+
+def too_few(units: int, workers: int, loops: int, replicas: int) -> SpecError:
+    """A row of so few units does not make `loops` stages on each of a pipeline's workers."""
+    problem = f"{units} units that can be cut cannot make {workers * loops} stages"
+    problem += f", {loops} on each of {workers} workers." if loops > 1 else "."
+    if units < 2:
+        fix = "choose ring, which leaves the model whole."
+    elif units < workers:
+        fix = f"use {units * replicas} workers."
+    elif units < 2 * workers:
+        fix = "write schedule=1f1b."
+    else:
+        fix = f"write loops={units // workers}."
+    return SpecError("architecture pipeline", problem, fix)
 
 
 def _sums(values: Iterable[float]) -> list[float]:

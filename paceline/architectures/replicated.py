@@ -10,6 +10,7 @@ each, and the first replica's statistics count, as worker 0's do in `ring`.
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -25,6 +26,7 @@ from paceline.architectures.base import Context
 from paceline.architectures.trained import Trained
 from paceline.data.sampling import split
 from paceline.errors import SpecError
+from paceline.models.batchwise import batchwise_layers, unlike_single
 
 WHERE = "architecture replicated"
 
@@ -56,8 +58,11 @@ class ReplicatedArchitecture:
             raise SpecError(WHERE, problem, "leave compile out, or use ring.")
         self._trained, self._model = trained, model
         self._build()
-        devices = ", ".join(str(device) for device in self._devices)
-        self._context.note(f"{len(self._devices)} replicas in one process on {devices}.")
+        counts = Counter(str(device) for device in self._devices)
+        devices = ", ".join(f"{n} on {one}" if n > 1 else one for one, n in counts.items())
+        self._context.note(f"{len(self._devices)} replicas in one process: {devices}.")
+        if (layers := batchwise_layers(model)) and len(self._devices) > 1:
+            self._context.note(unlike_single(layers, "replica's part of the batch"))
 
     def take(self, optimizer: Optimizer) -> None:
         pass

@@ -4,7 +4,7 @@ A script may unfreeze layers, add groups to an optimizer, or learn a tensor that
 module. Whatever wants a gradient and belongs to the model or to one of its optimizers is trained.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,22 @@ def groups_of(optimizer: Optimizer) -> dict[int, int]:
     return {id(tensor): number for number, group in groups for tensor in group["params"]}
 
 
+def require_trainable(named: Iterable[tuple[str, Tensor]]) -> None:
+    """SpecError where none of these can be trained, or one has no shape yet."""
+    tensors = list(named)
+    for name, tensor in tensors:
+        _require_shape(name, tensor)
+    if not any(tensor.requires_grad for _, tensor in tensors):
+        fix = "pass a model with parameters that require gradients."
+        raise SpecError("distribute", "the model has nothing to train.", fix)
+
+
+def _require_shape(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        fix = "run one batch through the model before paceline.distribute."
+        raise SpecError("distribute", f"{name} has no shape yet.", fix)
+
+
 class Trained:
     """A model and the optimizers that train it, as every architecture sees them."""
 
@@ -32,9 +48,7 @@ class Trained:
         self._found: list[tuple[int, tuple[int, int] | None]] = []
         """Which they are, and the optimizer and group that each is in."""
         self.update()
-        if not self.named:
-            fix = "pass a model with parameters that require gradients."
-            raise SpecError("distribute", "the model has nothing to train.", fix)
+        require_trainable(self.named)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -77,9 +91,7 @@ class Trained:
 
     def _listed(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
-            if is_lazy(parameter):
-                fix = "run one batch through the model before paceline.distribute."
-                raise SpecError("distribute", f"{name} has no shape yet.", fix)
+            _require_shape(name, parameter)
             yield name, parameter
         for number, optimizer in enumerate(self.optimizers):
             for place, group in enumerate(optimizer.param_groups):

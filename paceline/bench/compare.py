@@ -149,6 +149,8 @@ def _run_cell(
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if cell.refused is not None:
+            raise SpecError(*cell.refused)
         if cell.peer:
             from paceline.bench.peers import runner  # needs torch, which the rest does not
 

@@ -25,10 +25,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     reference: bool = False
     """Only there to lay loss curves over; it is no row of the table and runs once."""
 
+    refused: tuple[str, str, str] | None = None
+    """Where, problem and fix: there is no such experiment, as a pipeline of one worker, and nothing
+    to run."""
+
+    wanted: str = ""
+    """The architecture of a refused one."""
+
     @property
     def architecture(self) -> str:
         """What the table calls it: our architecture, or the peer's name."""
-        return self.peer or spec.format_architecture(self.experiment.architecture)
+        return self.peer or self.wanted or spec.format_architecture(self.experiment.architecture)
 
     @property
     def global_batch(self) -> int | None:
@@ -42,14 +49,23 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def learns(self) -> bool:
         """Whether the model is really trained: an emulated device computes nothing."""
         experiment = self.experiment
-        return experiment.engine != "predict" and experiment.cluster.device == "cpu"
+        real = experiment.engine != "predict" and experiment.cluster.device == "cpu"
+        return real and not self.refused
 
 
 def cells(comparison: spec.Comparison) -> list[Cell]:
-    """Every cell, the baseline first; combinations that mean the same are one cell."""
+    """Every cell, the baseline first; combinations that mean the same are one cell.
+
+    SpecError where none of those asked for can be run.
+    """
     found: dict[str, Cell] = {}
     for one in comparison.grids():
-        for cell in _expand(one):
+        asked = list(_expand(one))
+        wanted = [cell for cell in asked if cell.architecture != "single"]
+        refused = [cell.refused for cell in wanted if cell.refused is not None]
+        if refused and len(refused) == len(wanted):
+            raise SpecError(*refused[0])
+        for cell in asked:
             found.setdefault(cell.key, cell)
     if not found:
         fix = "name architectures or peers, and workers that fit them."
@@ -140,7 +156,13 @@ def _ours(
         return  # there already, as the baseline
     asked = axes.servers or (experiment.cluster.servers or 1,)
     for servers in asked if architecture.takes_servers else (0,):
-        yield _cell(vary(experiment, architecture=architecture, workers=workers, servers=servers))
+        changes = {"workers": workers, "servers": servers}
+        try:
+            yield _cell(vary(experiment, architecture=architecture, **changes))
+        except SpecError as error:
+            text = spec.format_architecture(architecture)
+            cell = _cell(vary(experiment, **changes), wanted=text)
+            yield msgspec.structs.replace(cell, refused=(error.where, error.problem, error.fix))
 
 
 def _theirs(
@@ -163,13 +185,13 @@ def _with_threads(comparison: spec.Comparison) -> spec.Experiment:
     return spec.replace(base, threads=max(1, len(os.sched_getaffinity(0)) // most))
 
 
-def _cell(experiment: spec.Experiment, peer: str = "") -> Cell:
+def _cell(experiment: spec.Experiment, peer: str = "", wanted: str = "") -> Cell:
     workload, cluster = experiment.workload, experiment.cluster
     total = f"g{workload.global_batch}" if workload.global_batch else f"b{workload.batch or 32}"
     script = workload.script
     parts = [
         *((workload.model, workload.data, total) if script is None else (str(script),)),
-        peer or spec.format_architecture(experiment.architecture),
+        peer or wanted or spec.format_architecture(experiment.architecture),
         f"w{cluster.workers}",
         f"s{experiment.num_servers}" if experiment.num_servers else "",
         experiment.engine if experiment.engine != "here" else "",
@@ -178,4 +200,5 @@ def _cell(experiment: spec.Experiment, peer: str = "") -> Cell:
         cluster.container,
     ]
     key = re.sub(r"[^A-Za-z0-9.=+-]+", "_", "-".join(filter(None, parts)))
-    return Cell(key=key, experiment=spec.replace(experiment, name=key), peer=peer)
+    named = spec.replace(experiment, name=key)
+    return Cell(key=key, experiment=named, peer=peer, wanted=wanted)

@@ -110,7 +110,8 @@ def command(
             problem = "it is of emulated hosts, and all runs are on this machine as it is."
             raise SpecError(flag, problem, "leave it out, or add --on tunnel.")
     for cell in grid.cells(comparison):
-        training.check_applies(cell.experiment)
+        if cell.refused is None:
+            training.check_applies(cell.experiment)
     if file is None and not (architectures or peers):
         fix = "name --architectures or --peers, or a file with a [compare] table."
         raise SpecError("compare", "there is nothing to compare.", fix)

@@ -70,6 +70,8 @@ def _left(state: compare.State) -> str:
 def check(comparison: spec.Comparison) -> None:
     """Find bad names before anything is written: every cell, resolved against the tables."""
     for cell in grid.cells(comparison):
+        if cell.refused is not None:
+            continue  # its row says why
         training.resolved(cell.experiment)
         if cell.peer:
             runner.adapt(cell.experiment, peer(cell.peer))

@@ -78,6 +78,7 @@ def command(
     from paceline.cli import console
     from paceline.predict import curve
     from paceline.predict import scorecard as scores
+    from paceline.predict.answer import unpredictable
     from paceline.predict.chakra import write_traces
     from paceline.predict.changes import vary
 
@@ -103,8 +104,11 @@ def command(
         "engine": "predict",
     }
     numbers = parse_workers(workers or DEFAULT_WORKERS)
-    if (architecture or "").partition(":")[0] == "pipeline":  # there is none of one worker
+    name = (architecture or "").partition(":")[0]
+    if name == "pipeline":  # there is none of one worker
         given["workers"] = max(numbers)
+    if name == "replicated":
+        raise unpredictable(name)
     if data is not None:
         check_data(data)
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))

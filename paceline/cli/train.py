@@ -70,6 +70,8 @@ def command(
     from paceline.cli import console, training
 
     base = spec.load(file) if file else spec.Experiment()
+    if workers is None and base.cluster.workers == 1:
+        workers = training.stages_started(architecture, os.environ)
     experiment = flags.experiment(
         base,
         {

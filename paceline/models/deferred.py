@@ -3,17 +3,19 @@
 A worker of a pipeline holds some layers only, and yet must start from the very weights that the
 whole model would have had. So the model is built without memory while every operation on a weight
 is written down, random ones with the state of the generator before them; `fill` repeats what was
-written down for the weights that are wanted. The generator moves on as if all had been made.
+written down for the weights that are wanted. The generator moves on as if all had been made. A
+constructor that does anything else with its weights is `NotRepeatable`, and its model built whole.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -35,6 +37,18 @@ class _Entry(NamedTuple):
     random_state: Tensor | None
 
 
+class _NoQuestions(TorchFunctionMode):
+    """Stops a constructor that asks whether its weights have memory: it goes another way then, as
+    some of torch's own do by leaving a weight as it was."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func == Tensor.is_meta.__get__:  # type: ignore[attr-defined]
+            raise NotRepeatable("the constructor asks for weights without memory")
+        return func(*args, **(kwargs or {}))
+
+
 class _Log(TorchDispatchMode):
     """Writes down what happens to tensors without memory."""
 
@@ -51,21 +65,30 @@ class _Log(TorchDispatchMode):
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         random = torch.Tag.nondeterministic_seeded in func.tags
         state = torch.get_rng_state() if random else None
-        writes = func._schema.is_mutable and bool(tensors) and tensors[0].is_meta
+        written = [one for one in _written(func._schema, args, kwargs) if _is_empty(one)]
         result = func(*args, **kwargs)
-        if writes:
-            self._note(tensors[0], func, args[1:], kwargs, state, made=False)
-        elif isinstance(result, Tensor) and result.is_meta and not tensors:
+        if written:
+            if len(written) > 1 or written[0] is not args[0]:
+                raise NotRepeatable(f"{func} writes to several tensors, or not to its first")
+            self._note(args[0], func, args[1:], kwargs, state, made=False)
+        elif isinstance(result, Tensor) and _is_empty(result) and not tensors:
             self._note(result, func, args, kwargs, state, made=True)
+        elif random and any(_is_empty(leaf) for leaf in pytree.tree_leaves(result)):
+            raise NotRepeatable(f"{func} draws numbers after the pattern of a weight")
         return result
 
     @contextmanager
     def watching_starts(self) -> Iterator[None]:
         """Take torch's own ways to start a weight as one operation each.
 
-        Some draw again until a number fits, and a tensor without memory cannot say when.
+        Some draw again until a number fits, and a tensor without memory cannot say when; some
+        leave such a tensor as it is.
         """
-        plain = {name: f for name, f in vars(nn.init).items() if name.startswith("_no_grad_")}
+        plain = {
+            name: function
+            for name, function in vars(nn.init).items()
+            if name.startswith("_no_grad_") or (name.endswith("_") and name[0] != "_")
+        }
         for name, function in plain.items():
             setattr(nn.init, name, self._watched(function))
         try:
@@ -76,7 +99,7 @@ class _Log(TorchDispatchMode):
 
     def _watched(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def start(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if not tensor.is_meta:
+            if not _is_empty(tensor):
                 return function(tensor, *args, **kwargs)
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 self._note(tensor, function, args, kwargs, torch.get_rng_state(), made=False)
@@ -111,6 +134,11 @@ class Deferred(NamedTuple):
     model: nn.Module
     log: _Log
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is there, and nothing to fill."""
+        return not self.log.entries
+
     def fill(self, modules: Iterable[nn.Module], device: torch.device) -> None:
         """Give these modules their parameters and buffers, as a plain build makes them."""
         filled: dict[int, nn.Parameter] = {}
@@ -120,6 +148,7 @@ class Deferred(NamedTuple):
                     if id(parameter) not in filled:
                         value = self._repeat(parameter).to(device)
                         filled[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+                        vars(filled[id(parameter)]).update(vars(parameter))
                     module._parameters[name] = filled[id(parameter)]
                 elif parameter is not None:
                     filled[id(parameter)] = parameter
@@ -139,6 +168,7 @@ class Deferred(NamedTuple):
     def check(self, module: nn.Module) -> None:
         """Raise `NotRepeatable` for a module that `fill` could not fill."""
         for inner in module.modules():
+            _require_registered(inner)
             for name, tensor in (*inner._parameters.items(), *inner._buffers.items()):
                 if tensor is not None and tensor.is_meta and not _counts(inner, name):
                     for entry in self._entries(tensor):
@@ -164,10 +194,13 @@ class Deferred(NamedTuple):
 
 
 def build_deferred(build: Callable[[], nn.Module]) -> Deferred:
-    """Call `build` without giving its tensors memory."""
+    """Call `build` without giving its tensors memory; `NotRepeatable` where it needs numbers."""
     log = _Log()
-    with log.watching_starts(), torch.device("meta"), log:
-        model = build()
+    try:
+        with log.watching_starts(), torch.device("meta"), _NoQuestions(), log:
+            model = build()
+    except Exception as error:  # whatever is wrong with it as well comes up when it is built whole
+        raise NotRepeatable(str(error)) from error
     return Deferred(model, log)
 
 
@@ -181,10 +214,44 @@ def _counts(module: nn.Module, name: str) -> bool:
     return isinstance(module, _NormBase) and name == "num_batches_tracked"
 
 
+def _is_empty(value: Any) -> bool:
+    """Whether this is a tensor without memory; not by `is_meta`, which constructors may not ask."""
+    return isinstance(value, Tensor) and value.device.type == "meta"
+
+
+def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """What an operation writes to, of what it is given."""
+    if not schema.is_mutable:
+        return []
+    written: list[Any] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            written += pytree.tree_leaves(given)
+    return written
+
+
+def _require_registered(module: nn.Module) -> None:
+    """Only parameters and buffers are filled in: no other tensor of a module, and no hook."""
+    kept = ("_parameters", "_buffers", "_modules")
+    others = {name: value for name, value in vars(module).items() if name not in kept}
+    if any(_is_empty(leaf) for leaf in pytree.tree_leaves(others)):
+        raise NotRepeatable(f"{type(module).__name__} keeps a tensor that is no buffer")
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise NotRepeatable(f"{name} has hooks")
+        if type(parameter) is not nn.Parameter:
+            raise NotRepeatable(f"{name} is a {type(parameter).__name__}")
+
+
 def _require_values(entry: _Entry) -> None:
     leaves = pytree.tree_leaves((entry.arguments, entry.keywords))
-    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
+    if any(_is_empty(leaf) for leaf in leaves):
         raise NotRepeatable(f"{entry.function} reads a weight that has no value here")
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        raise NotRepeatable(f"{entry.function} draws from a generator of its own")
 
 
 @torch.no_grad()

@@ -68,14 +68,16 @@ def simulate(
     if isinstance(kind, spec.Pipeline):
         return pipeline_step(experiment, topology, stack, constants, timeline)
     if isinstance(kind, spec.Replicated | spec.Auto):
-        name = spec.architecture_name(kind)
-        problem = f"{name} cannot be predicted yet."
-        raise SpecError(
-            "--architecture", problem, "choose single, ring, server, average, hybrid or pipeline."
-        )
+        raise unpredictable(spec.architecture_name(kind))
     if has_servers(kind):
         return server_step(experiment, topology, stack, constants, coarse=coarse, timeline=timeline)
     return collective_step(experiment, topology, stack, constants, timeline)
+
+
+def unpredictable(name: str) -> SpecError:
+    """There is no model of this architecture."""
+    fix = "choose single, ring, server, average, hybrid or pipeline."
+    return SpecError("--architecture", f"{name} cannot be predicted yet.", fix)
 
 
 def has_servers(kind: spec.Architecture) -> bool:

@@ -210,7 +210,7 @@ def stages_of(
     constants: Constants,
 ) -> list[Stage]:
     """Cut as the run cuts: the slowest stage as fast as can be."""
-    from paceline.architectures.partition import UnitCost, cut  # its package loads torch
+    from paceline.architectures.partition import UnitCost, cut, too_few  # it loads torch
 
     if options.memory_bytes is not None:
         problem = f"memory = {options.memory}: what a stage keeps is in no device profile."
@@ -230,6 +230,8 @@ def stages_of(
         for unit in units
     ]
     held = [0] * pipe.stages
+    if pipe.stages > len(costs):
+        raise too_few(len(costs), pipe.workers, pipe.loops, options.replicas)
     starts = cut(costs, pieces=pipe.stages, held=held, weight_factor=1.0, memory_bytes=None)
     ends = [*starts[1:], len(units)]
     return [_joined(units[a:b]) for a, b in zip(starts, ends, strict=True)]

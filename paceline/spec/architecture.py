@@ -4,7 +4,7 @@
 and `mode = "async"` give the same thing.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -347,7 +347,7 @@ def parse_architecture(text: str, where: str = "--architecture") -> Architecture
         return made
     except msgspec.ValidationError as error:
         problem = f'"{text}": {_plain(str(error))}.'
-        raise SpecError(where, problem, f"see `paceline train --help`, {name}'s options.") from None
+        raise SpecError(where, problem, f"{name} takes {_options(kind)}.") from None
 
 
 def format_architecture(architecture: Architecture) -> str:
@@ -360,6 +360,15 @@ def format_architecture(architecture: Architecture) -> str:
 
 def _option(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(kind: type[Architecture]) -> str:
+    """What an architecture may be given, "schedule=gpipe|1f1b, loops=NUMBER"."""
+    words = {int: "NUMBER", float: "NUMBER", bool: "true|false"}
+    return ", ".join(
+        f"{field.name}={'|'.join(map(str, get_args(field.type))) or words.get(field.type, '…')}"
+        for field in msgspec.structs.fields(kind)
+    )
 
 
 def _plain(message: str) -> str:

@@ -83,6 +83,11 @@ class Experiment(Spec, frozen=True, kw_only=True):
         problem = f"microbatches = {kind.microbatches}, but 1f1b fills its {stages} stages first."
         full = kind.schedule != "1f1b" or kind.microbatches >= stages
         require(full, where, problem, f"write microbatches={stages} or more, or schedule=gpipe.")
+        rounds = max(1, kind.microbatches // stages)
+        problem = f"interleaved, {kind.microbatches} microbatches make no equal rounds of about "
+        problem += f"{stages}, one for each of the workers of a pipeline."
+        whole = kind.schedule != "interleaved" or kind.microbatches % rounds == 0
+        require(whole, where, problem, f"write microbatches={stages * rounds}.")
         total, parts = workload.global_batch_for(workers), kind.replicas * kind.microbatches
         problem = f"a global batch of {total} does not divide into {parts} equal parts."
         even = parts * (total // parts or 1)

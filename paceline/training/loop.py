@@ -206,8 +206,13 @@ class _Worker:
         workload, session = self._workload, self._session
         if self._random:  # a function of the step and the worker, so that resuming is exact
             torch.manual_seed(hash((workload.seed, step, session.rank)) & 0x7FFF_FFFF_FFFF)
+        kind = self._experiment.architecture
         rate = learning_rate(
-            workload, step=step, num_steps=self._num_steps, workers=session.workers
+            workload,
+            step=step,
+            num_steps=self._num_steps,
+            workers=session.workers,
+            replicas=kind.replicas if isinstance(kind, spec.Pipeline) else None,
         )
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate

@@ -63,9 +63,13 @@ class Numbers:
         self._is_told = True
         return f"{what} at step {step}; from there on nothing is learnt."
 
-    def look(self, gradient: Tensor) -> None:
-        """A gradient of what is watched is made; called by autograd, or where it is replayed."""
-        if self._is_paused or gradient.layout is not torch.strided:
+    def look(self, gradient: Tensor | None) -> None:
+        """A gradient of what is watched is made; called by autograd, or where it is replayed.
+
+        Autograd calls with None where an operation on the weight (`replicated` makes one of all
+        replicas) found that it has no part in the loss.
+        """
+        if self._is_paused or gradient is None or gradient.layout is not torch.strided:
             return
         total = gradient.detach().sum(dtype=torch.float32)
         self._seen = total if self._seen is None else self._seen + total

@@ -5,10 +5,21 @@ import math
 from paceline import spec
 
 
-def learning_rate(workload: spec.Workload, *, step: int, num_steps: int, workers: int) -> float:
-    """The rate that `step` of `num_steps` is taken with."""
+def learning_rate(
+    workload: spec.Workload,
+    *,
+    step: int,
+    num_steps: int,
+    workers: int,
+    replicas: int | None = None,
+) -> float:
+    """The rate that `step` of `num_steps` is taken with.
+
+    `replicas`: where workers share the model's layers, how many take samples of their own.
+    """
     schedule = workload.schedule
-    rate = workload.optimizer.learning_rate * (workers if schedule.scale_with_workers else 1)
+    factor = replicas or workers
+    rate = workload.optimizer.learning_rate * (factor if schedule.scale_with_workers else 1)
     if schedule.base_batch:
         rate *= workload.global_batch_for(workers) / schedule.base_batch
     if step < schedule.warmup_steps:

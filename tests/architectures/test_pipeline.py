@@ -10,6 +10,7 @@ from torch import nn
 from paceline import record, spec
 from paceline.architectures.partition import UnitCost, cut, in_flight
 from paceline.architectures.pipeline.stage import Stage
+from paceline.cli.training import stages_started
 from paceline.errors import MemberError, SpecError
 from paceline.models.units import units_of
 from paceline.record import RunFolder
@@ -150,6 +151,10 @@ def test_a_script_that_calls_its_model_is_refused():
         ({"workers": 3, "architecture": spec.Pipeline(replicas=2)}, "stages x replicas"),
         ({"workers": 8}, "microbatches=8 or more"),
         ({"global_batch": 10}, "write global_batch = 8"),
+        (
+            {"architecture": spec.Pipeline(schedule="interleaved", microbatches=5)},
+            "write microbatches=4",
+        ),
         ({"evaluate": True}, "evaluate does not go with it"),
         ({"compile": True}, "compile does not go with it"),
     ],
@@ -196,3 +201,10 @@ def test_fewer_microbatches_wait_in_1f1b():
     sizes = {"stages": 4, "microbatches": 8, "loops": 1}
     assert [in_flight("1f1b", stage=s, **sizes) for s in range(4)] == [4, 3, 2, 1]
     assert [in_flight("gpipe", stage=s, **sizes) for s in range(4)] == [8, 8, 8, 8]
+
+
+def test_a_launchers_workers_make_the_pipeline():
+    started = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert stages_started("pipeline:microbatches=2", started) == 2
+    assert stages_started("ring", started) is None
+    assert stages_started("pipeline", {}) is None

@@ -7,6 +7,7 @@ from torch import nn
 from paceline import spec
 from paceline.architectures import replicated
 from paceline.errors import MemberError, SpecError
+from paceline.record import RunFolder
 from paceline.testing import run_members
 from paceline.training.session import Session
 from tests.curves import largest_difference, loss_curve, whole
@@ -118,3 +119,33 @@ def test_bad_options(text, complaint):
 def test_several_workers_are_refused():
     with pytest.raises(SpecError, match="replicated:devices=4"):
         spec.replace(spec.Experiment(), architecture=spec.Replicated(), workers=4)
+
+
+class Unused(nn.Module):
+    """Its first parameter has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(3))
+        self.layer = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+def step_with_an_unused_parameter(session: Session) -> tuple[bool, bool]:
+    model = Unused()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.distribute(model, optimizer)
+    model(torch.randn(6, 4)).sum().backward()
+    optimizer.step()
+    return model.unused.grad is None, model.layer[0].weight.grad is not None
+
+
+def test_a_parameter_without_a_gradient_stays_without_and_dropout_is_noted(tmp_path):
+    two = spec.Replicated(devices=2)
+    folder = RunFolder.create(tmp_path / "run", spec.Experiment(architecture=two))
+    found = run_members(step_with_an_unused_parameter, workers=1, architecture=two, folder=folder)
+    assert found == [(True, True)]
+    notes = [event.text for event in folder.events() if event.kind == "note"]
+    assert any("layer.1: what they do to a sample depends on" in text for text in notes), notes

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from paceline import engines, spec
-from paceline.bench import compare
+from paceline.bench import compare, grid
 from paceline.bench.compare import ComparisonFolder
 from paceline.bench.table import loss_difference
 from paceline.errors import MemberError, SpecError
@@ -96,6 +96,19 @@ def test_a_failed_cell_is_a_row_with_its_reason_and_the_rest_goes_on(tmp_path, m
     assert "out of luck" in by_workers[2].failed
     assert by_workers[4].failed is None
     assert by_workers[4].repeats == 2
+
+
+def test_a_cell_that_cannot_be_is_a_row_with_its_reason_and_the_rest_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "run", lambda experiment, path, **_: make_up(experiment, path))
+    question = asked(architectures=("pipeline",), workers=(1, 2), repeats=1)
+
+    table = compare.run(ComparisonFolder.create(tmp_path / "c", question))
+
+    by_workers = {row.workers: row for row in table.rows if row.architecture == "pipeline"}
+    assert "two stages or more" in by_workers[1].failed
+    assert by_workers[2].failed is None
+    with pytest.raises(SpecError, match="two stages or more"):
+        grid.cells(asked(architectures=("pipeline",), workers=(1,)))
 
 
 def test_a_broken_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -18,6 +18,16 @@ from paceline.cli import main
         (["train", "--architecture", "ring:buckt=3"], 'did you mean "bucket"'),
         (["train", "--architecture", "pipeline"], "stages x replicas"),
         (["train", "--architecture", "replicated", "--workers", "2"], "replicated:devices=2"),
+        (
+            ["train", "-a", "pipeline:schedule=interleaved,microbatches=5", "--workers", "2"],
+            "write microbatches=4",
+        ),
+        (["train", "-a", "pipeline:schedule=1F1B", "--workers", "2"], "gpipe|1f1b|interleaved"),
+        (["predict", "-a", "replicated:devices=2"], "replicated cannot be predicted yet"),
+        (
+            ["predict", "-a", "pipeline:schedule=interleaved,microbatches=5", "--workers", "2"],
+            "write microbatches=4",
+        ),
         (["train", "--precision", "fp16"], "precision"),
         (["train", "--model", "resnet5"], 'did you mean "resnet50"'),
         (["train", "--data", "cifar"], 'did you mean "cifar10"'),

@@ -63,3 +63,61 @@ def test_what_cannot_be_repeated_is_said():
     deferred = build_deferred(Copied)
     with pytest.raises(NotRepeatable):
         deferred.check(deferred.model)
+
+
+def started(start) -> nn.Module:
+    layer = nn.Linear(6, 5)
+    with torch.no_grad():
+        start(layer.weight)
+    return nn.Sequential(layer, nn.Linear(5, 4))
+
+
+def hooked(weight):
+    weight.requires_grad_().register_hook(lambda gradient: gradient)
+
+
+def asks_for_memory(weight):
+    if not weight.is_meta:
+        weight.fill_(2.0)
+
+
+STARTS = [
+    lambda weight: nn.init.orthogonal_(weight),  # looked up when it is called
+    lambda weight: nn.init.sparse_(weight, 0.5),
+    lambda weight: nn.init.dirac_(weight.view(5, 3, 2)),
+    lambda weight: nn.init.trunc_normal_(weight, std=0.2),
+    lambda weight: weight[2].fill_(3.0),
+]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_torchs_ways_to_start_a_weight_are_repeated(start):
+    torch.manual_seed(5)
+    plain = started(start)
+    torch.manual_seed(5)
+    deferred = build_deferred(lambda: started(start))
+    deferred.check(deferred.model)
+    deferred.fill([deferred.model], CPU)
+    for made, expected in zip(deferred.model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda weight: weight.normal_(generator=torch.Generator().manual_seed(3)),
+        lambda weight: weight.mul_(weight.sum().item()),
+        lambda weight: weight.copy_(torch.randn_like(weight)),
+        lambda weight: torch._foreach_mul_([weight], 2.0),
+        hooked,
+        asks_for_memory,
+        nn.init.orthogonal_,  # as imported beforehand: it asks for memory
+    ],
+)
+def test_other_ways_are_not_repeatable(start):
+    def build_and_check() -> None:
+        deferred = build_deferred(lambda: started(start))
+        deferred.check(deferred.model)
+
+    with pytest.raises(NotRepeatable):
+        build_and_check()

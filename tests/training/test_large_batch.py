@@ -77,3 +77,13 @@ def test_the_rate_grows_with_the_global_batch():
     assert rates == pytest.approx([0.04, 0.4])
     with pytest.raises(SpecError, match="both scale"):
         spec.Schedule(base_batch=256, scale_with_workers=True)
+
+
+def test_stages_of_a_pipeline_do_not_raise_the_rate():
+    workload = spec.Workload(
+        optimizer=spec.Optimizer(learning_rate=0.1),
+        schedule=spec.Schedule(scale_with_workers=True),
+    )
+    step = {"step": 0, "num_steps": 10, "workers": 4}
+    assert learning_rate(workload, **step) == pytest.approx(0.4)
+    assert learning_rate(workload, **step, replicas=2) == pytest.approx(0.2)

@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.group import interface_of
-from paceline.architectures.pipeline.cuts import Job
+from paceline.architectures.pipeline.measuring import Job
 from paceline.architectures.pipeline.model import PipelineModel
 from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
+from paceline.models.batchwise import unlike_single
 
 WHERE = "architecture pipeline"
 
@@ -52,6 +53,13 @@ class PipelineArchitecture:
             f"stages begin at {', '.join(model.cuts)}; by their measured times the schedule leaves "
             f"workers idle for {model.idle_fraction:.0%} of a step."
         )
+        if not model.is_compared:
+            self._context.note(
+                "the model is too large to be whole on worker0: whether its units compute what its "
+                "forward does was not compared."
+            )
+        if model.sees_batch:
+            self._context.note(unlike_single(model.sees_batch, "micro-batch"))
 
     def take(self, optimizer: Optimizer) -> None:
         pass
@@ -70,7 +78,7 @@ class PipelineArchitecture:
     def counters(self) -> dict[str, object]:
         if self._model is None:
             return {}
-        sizes = [p.numel() * p.element_size() for p in self._model.parameters()]
+        sizes = [p.numel() * p.element_size() for p in self._model.rows.parameters()]
         return {
             "place": self._model.place,
             "parameter_bytes": sum(sizes),

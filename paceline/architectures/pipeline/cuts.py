@@ -1,8 +1,8 @@
 """Where a model is cut into stages: worker 0 measures every unit, and all take its cuts."""
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -11,129 +11,192 @@ from torch import Tensor, nn
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.partition import UnitCost, cut, in_flight
+from paceline.architectures.partition import cut, in_flight, too_few
+from paceline.architectures.pipeline.measuring import Job, Measured, measure
 from paceline.architectures.pipeline.places import Places
-from paceline.errors import DeadlineError
+from paceline.architectures.trained import require_trainable
+from paceline.errors import DeadlineError, ExchangeError, SpecError
 from paceline.models.deferred import Deferred, NotRepeatable, build_deferred, build_whole
-from paceline.models.units import Row, Unit, units_of
+from paceline.models.units import Unit, units_of
 from paceline.protocol.pipeline import Pipe, idle_fraction
 
-PROFILE_REPEATS = 3
 FORWARD_FRACTION = 1 / 3
 """Backward computes two products for each one of forward."""
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+SMALL_BYTES = 256 * 2**20
+"""Weights of a model that every worker builds whole and takes its part of: whatever a constructor
+does is then done as for `single`. Training it takes several times that anyway."""
+
+KEY = "pipeline/cuts"
 
 
-class Job(NamedTuple):
-    """What is trained, as the loop knows it."""
+class Built(NamedTuple):
+    """The model as a row, whole in memory or not."""
 
-    build: Callable[[], nn.Module]
-    sample: Tensor
-    """A micro-batch of inputs without memory: shape and type."""
+    deferred: Deferred
+    units: list[Unit]
+    before: Tensor
+    """The random generator's state before the model was built."""
 
-    loss: Loss
-    precision: Callable[[], AbstractContextManager[object]]
-    channels_last: bool
-    weight_factor: float
-    """How many times its weights a worker holds: with gradients and the optimizer's state."""
+    @property
+    def weight_bytes(self) -> int:
+        model = self.deferred.model
+        return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
-def as_row(job: Job) -> tuple[Deferred, list[Unit]]:
-    """The model as a row; whole in memory where its weights cannot be made part by part."""
+class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+    """What worker 0 tells the others."""
+
+    starts: list[int] = []
+    """The first unit of each stage."""
+
+    seconds: list[float] = []
+    """How long each stage takes a micro-batch forward and back."""
+
+    shapes: list[tuple[int, ...]] = []
+    """What each stage returns for a micro-batch."""
+
+    sees_batch: list[str] = []
+    """Units in which a sample's output depends on more than the sample."""
+
+    is_whole: bool = False
+    """Everyone is to build the model whole."""
+
+    is_compared: bool = True
+    """Whether the units were seen to compute what the model does."""
+
+    refused: tuple[str, str, str] | None = None
+    """Where, problem and fix: the model cannot be cut."""
+
+    failed: str = ""
+
+
+def as_row(options: spec.Pipeline, job: Job) -> Built:
+    """The model as a row; whole in memory where it is small, or cannot be made part by part."""
     before = torch.get_rng_state()
-    deferred = build_deferred(job.build)
-    units = units_of(deferred.model)
     try:
-        for unit in units:
+        deferred = build_deferred(job.build)
+        built = Built(deferred, units_of(deferred.model), before)
+        for unit in built.units:
             for _, module in unit.modules:
                 deferred.check(module)
     except NotRepeatable:
-        torch.set_rng_state(before)
-        deferred = build_whole(job.build)
-        units = units_of(deferred.model)
-    return deferred, units
+        return _whole(job, before)
+    require_trainable(built.deferred.model.named_parameters())
+    limit = options.memory_bytes
+    if built.weight_bytes <= (SMALL_BYTES if limit is None else min(SMALL_BYTES, limit // 2)):
+        return _whole(job, before)
+    return built
+
+
+def _whole(job: Job, before: Tensor) -> Built:
+    torch.set_rng_state(before)
+    deferred = build_whole(job.build)
+    require_trainable(deferred.model.named_parameters())
+    return Built(deferred, units_of(deferred.model), before)
 
 
 def agree_on_cuts(
-    options: spec.Pipeline,
-    context: Context,
-    job: Job,
-    deferred: Deferred,
-    units: Sequence[Unit],
-    places: Places,
-) -> tuple[list[int], list[float]]:
-    """Worker 0 measures and cuts; all take its cuts. Where stages begin, and how long each takes a
-    micro-batch forward and back."""
-    store, key = context.store, "pipeline/cuts"
+    options: spec.Pipeline, context: Context, job: Job, built: Built, places: Places
+) -> tuple[Built, Cuts]:
+    """Worker 0 measures and cuts; all take its cuts, and build the model as it did."""
+    store = context.store
     assert store is not None
     if context.identity.rank == 0:
-        costs = _measure(deferred, units, job, context.device)
-        starts = cut(
-            costs,
-            pieces=places.num_stages,
-            held=[
-                in_flight(
-                    options.schedule,
-                    stage=places.owner(stage),
-                    stages=places.length,
-                    microbatches=options.microbatches,
-                    loops=places.loops,
-                )
-                for stage in range(places.num_stages)
-            ],
-            weight_factor=job.weight_factor,
-            memory_bytes=None if options.memory_bytes is None else options.memory_bytes
-            // places.loops,
-        )  # fmt: skip
-        ends = [*starts[1:], len(costs)]
-        seconds = [sum(c.seconds for c in costs[a:b]) for a, b in zip(starts, ends, strict=True)]
-        store.set(key, msgspec.json.encode((starts, seconds)).decode())
-        return starts, seconds
+        try:
+            built, cuts = _decide(options, context, job, built, places)
+        except SpecError as error:
+            refused = Cuts(refused=(error.where, error.problem, error.fix))
+            store.set(KEY, msgspec.json.encode(refused).decode())
+            raise
+        except Exception as error:
+            failed = Cuts(failed=(str(error).splitlines() or [type(error).__name__])[0])
+            store.set(KEY, msgspec.json.encode(failed).decode())
+            raise
+        store.set(KEY, msgspec.json.encode(cuts).decode())
+        return built, cuts
     try:
-        return msgspec.json.decode(store.get(key), type=tuple[list[int], list[float]])
+        cuts = msgspec.json.decode(store.get(KEY), type=Cuts)
     except RuntimeError as error:
         waited = context.deadline_seconds
         raise DeadlineError("learning where stages begin", waited, ["worker0"]) from error
+    if cuts.refused is not None:
+        raise SpecError(*cuts.refused)
+    if cuts.failed:
+        raise ExchangeError(f"worker0 could not cut the model into stages: {cuts.failed}")
+    if cuts.is_whole and not built.deferred.is_whole:
+        built = _whole(job, built.before)
+    return built, cuts
 
 
-def _measure(
-    deferred: Deferred, units: Sequence[Unit], job: Job, device: torch.device
-) -> list[UnitCost]:
-    """Time each unit by itself, with weights that are there only meanwhile."""
-    costs: list[UnitCost] = []
-    shape, dtype = job.sample.shape, job.sample.dtype
-    for unit in units:
-        copied = deferred.copy(Row([unit]), device)
-        if dtype.is_floating_point:
-            given = torch.randn(shape, dtype=dtype, device=device, requires_grad=bool(costs))
-        else:
-            given = torch.zeros(shape, dtype=dtype, device=device)
-        weights = {p.untyped_storage().data_ptr() for p in copied.parameters()}
-        taken, kept = [], 0
-        for _ in range(PROFILE_REPEATS):
-            sizes: dict[int, int] = {}
+def _decide(
+    options: spec.Pipeline, context: Context, job: Job, built: Built, places: Places
+) -> tuple[Built, Cuts]:
+    compared = _compared(options, context, job, built)
+    try:
+        measured = measure(built.deferred, built.units, job, context.device, compared)
+    except SpecError:
+        if built.deferred.is_whole or compared is None:
+            raise
+        built = _whole(job, built.before)  # what was built part by part may be to blame
+        measured = measure(built.deferred, built.units, job, context.device, compared)
+    chosen = [*_first_of_stages(options, job, measured, places), len(measured)]
+    stages = [measured[a:b] for a, b in pairwise(chosen)]
+    return built, Cuts(
+        starts=[stage[0].start for stage in stages],
+        seconds=[sum(one.cost.seconds for one in stage) for stage in stages],
+        shapes=[stage[-1].shape for stage in stages],
+        sees_batch=[built.units[one.start].name for one in measured if one.sees_batch],
+        is_whole=built.deferred.is_whole,
+        is_compared=compared is not None,
+    )
 
-            def keep(tensor: Tensor, into: dict[int, int] = sizes) -> Tensor:
-                into[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-                return tensor
 
-            began = time.perf_counter()
-            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-            with hooks, job.precision():
-                output = copied(given)
-            output.sum().backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - began)
-            kept = sum(size for place, size in sizes.items() if place not in weights)
-        shape, dtype = output.shape, output.dtype
-        costs.append(
-            UnitCost(
-                seconds=min(taken), parameter_bytes=unit.parameter_bytes, activation_bytes=kept
+def _first_of_stages(
+    options: spec.Pipeline, job: Job, measured: Sequence[Measured], places: Places
+) -> list[int]:
+    if places.num_stages > len(measured):
+        raise too_few(len(measured), places.length, places.loops, places.replicas)
+    limit = options.memory_bytes
+    return cut(
+        [one.cost for one in measured],
+        pieces=places.num_stages,
+        held=[
+            in_flight(
+                options.schedule,
+                stage=places.owner(stage),
+                stages=places.length,
+                microbatches=options.microbatches,
+                loops=places.loops,
             )
-        )
-    return costs
+            for stage in range(places.num_stages)
+        ],
+        weight_factor=job.weight_factor,
+        memory_bytes=None if limit is None else limit // places.loops,
+    )
+
+
+def _compared(options: spec.Pipeline, context: Context, job: Job, built: Built) -> nn.Module | None:
+    """The whole model once more, to compare its units with; None where memory is too short."""
+    room = _free_bytes(context.device) // 4
+    if options.memory_bytes is not None:
+        room = min(room, options.memory_bytes // 2)
+    if built.weight_bytes > room:
+        return None
+    with torch.random.fork_rng([]):
+        torch.set_rng_state(built.before)
+        return job.build().to(context.device).train()
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), "0")
+    return int(kib) * 1024
 
 
 def idle(options: spec.Pipeline, places: Places, seconds: Sequence[float]) -> float:
@@ -146,22 +209,3 @@ def idle(options: spec.Pipeline, places: Places, seconds: Sequence[float]) -> fl
     )
     part = {"forward": FORWARD_FRACTION, "backward": 1 - FORWARD_FRACTION}
     return idle_fraction(pipe, lambda turn: part[turn.kind] * seconds[turn.stage])
-
-
-def shapes_between(rows: Sequence[Sequence[Unit]], job: Job) -> list[Tensor]:
-    """What enters the first row and leaves each, as tensors without memory."""
-    shapes, features = [job.sample], job.sample
-    for units in rows:
-        row = Row(units)
-        meta = _on_meta(row)
-        with torch.no_grad():
-            features = meta(features)
-        shapes.append(features.detach().float().requires_grad_())
-    return shapes
-
-
-def _on_meta(row: Row) -> Callable[[Tensor], Tensor]:
-    """Call a row with its weights replaced by ones without memory, wherever they are now."""
-    tensors = {**dict(row.named_parameters()), **dict(row.named_buffers())}
-    empty = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
-    return lambda features: torch.func.functional_call(row, empty, (features,))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Flat
-from paceline.architectures.pipeline.cuts import Job, agree_on_cuts, as_row, idle, shapes_between
+from paceline.architectures.pipeline.cuts import agree_on_cuts, as_row, idle
+from paceline.architectures.pipeline.measuring import Job
 from paceline.architectures.pipeline.places import Groups, Places, names_of, owners_of
 from paceline.architectures.pipeline.stage import Ends, Stage, schedule, under
 from paceline.data.sampling import part_of
@@ -25,12 +26,14 @@ class PipelineModel(nn.Module):
         identity = context.identity
         self._places = Places(options, identity.workers, identity.rank)
         self._moves = context.device.type == "cuda" and dist.get_backend() == "gloo"
-        deferred, units = as_row(job)
-        starts, seconds = agree_on_cuts(options, context, job, deferred, units, self._places)
-        rows = [units[a:b] for a, b in zip(starts, [*starts[1:], len(units)], strict=True)]
-        self.cuts = [row[0].name for row in rows]
-        self.idle_fraction = idle(options, self._places, seconds)
-        shapes = shapes_between(rows, job)
+        built, cuts = agree_on_cuts(options, context, job, as_row(options, job), self._places)
+        deferred, units = built.deferred, built.units
+        stops = [*cuts.starts[1:], len(units)]
+        rows = [units[a:b] for a, b in zip(cuts.starts, stops, strict=True)]
+        self.cuts, self.is_compared = [row[0].name for row in rows], cuts.is_compared
+        self.sees_batch = cuts.sees_batch
+        self.idle_fraction = idle(options, self._places, cuts.seconds)
+        shapes = [torch.empty(s, device="meta", requires_grad=True) for s in cuts.shapes]
         mine = [stage for stage in range(len(rows)) if self._places.owner(stage) == self.place]
         self._is_first, self._is_last = mine[0] == 0, mine[-1] == len(rows) - 1
         own = [Row(rows[stage]) for stage in mine]
@@ -38,8 +41,9 @@ class PipelineModel(nn.Module):
         self._groups = Groups(self._places, owners_of(rows, names, self._places))
         known = [(names[id(p)], row, name) for row in own for name, p in row.named_in_model()]
         deferred.fill([part for row in own for part in row.parts], context.device)
-        if job.channels_last:
-            for row in own:
+        for row in own:
+            row.to(context.device)  # where the model was built whole, elsewhere
+            if job.channels_last:
                 row.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.rows = nn.ModuleList(own)
         self._weights = {key: dict(row.named_in_model())[name] for key, row, name in known}
@@ -47,23 +51,25 @@ class PipelineModel(nn.Module):
         self.clock = context.clock
         self._home = torch.device("cpu") if self._moves else context.device
         """Where activations travel from."""
+        layout = torch.channels_last if job.channels_last else torch.contiguous_format
+        leaves_from = [self._home] * (len(rows) - 1) + [None]
+        ends = [
+            Ends(row, context.device, leaves_from[stage], layout, cuts.shapes[stage])
+            for stage, row in zip(mine, own, strict=True)
+        ]
+        self.anchors = nn.ParameterList(one.anchor for one in ends if one.anchor is not None)
         stages = [
             Stage(
                 lambda: self.clock,
-                Ends(
-                    row,
-                    context.device,
-                    None if stage == len(rows) - 1 else self._home,
-                    torch.channels_last if job.channels_last else torch.contiguous_format,
-                ),
+                one,
                 stage,
                 len(rows),
                 self._home,
-                input_args=shapes[stage],
-                output_args=shapes[stage + 1],
+                input_args=shapes[stage - 1] if stage else job.sample,
+                output_args=shapes[stage],
                 group=self._groups.pipe,
             )
-            for stage, row in zip(mine, own, strict=True)
+            for stage, one in zip(mine, ends, strict=True)
         ]
         for stage in stages:
             stage.precision = job.precision
@@ -138,11 +144,16 @@ class PipelineModel(nn.Module):
     def _exchange(self) -> None:
         """Gradients of weights on several stages are added, those of several pipelines averaged."""
         for name, (group, _) in self._groups.ties.items():
-            if name in self._weights:
-                self._reduce(self._weights[name].grad, group)
+            weight = self._weights.get(name)
+            if weight is not None and weight.requires_grad:
+                if weight.grad is None:  # it has no part in the loss here, but may have there
+                    weight.grad = torch.zeros_like(weight)
+                self._reduce(weight.grad, group)
         if self._groups.twins is None:
             return
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        if not gradients:
+            return
         if self._averaged is None:
             self._averaged = Flat(gradients)
         self._averaged.tensors = gradients
@@ -150,8 +161,7 @@ class PipelineModel(nn.Module):
         self._averaged.buffer.div_(self._places.replicas)
         self._averaged.unpack()
 
-    def _reduce(self, tensor: Tensor | None, group: Any) -> None:
-        assert tensor is not None, "every weight of a stage has a gradient after a step"
+    def _reduce(self, tensor: Tensor, group: Any) -> None:
         passed = tensor.to(self._home)
         dist.all_reduce(passed, group=group)
         if passed is not tensor:

@@ -16,8 +16,9 @@ from torch.distributed.pipelining import (
 )
 
 from paceline import spec
-from paceline.architectures.pipeline.cuts import Loss
-from paceline.models.units import Row
+from paceline.architectures.pipeline.measuring import Loss
+from paceline.errors import SpecError
+from paceline.models.units import WHERE, Row
 from paceline.telemetry import StepClock
 
 
@@ -36,8 +37,13 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self.clock.enter("forward")
-        with self.precision():
-            output = super().forward_one_chunk(*args, **kwargs)
+        try:
+            with self.precision():
+                output = super().forward_one_chunk(*args, **kwargs)
+        except RuntimeError as error:  # torch wraps whatever a stage raises
+            if isinstance(error.__cause__, SpecError):
+                raise error.__cause__ from None
+            raise
         self.clock.enter("wait")
         return output
 
@@ -61,14 +67,25 @@ class Ends(nn.Module):
         device: torch.device,
         leaves_from: torch.device | None,
         layout: torch.memory_format,
+        shape: tuple[int, ...],
     ) -> None:
         super().__init__()
         self.row, self._device, self._leaves_from = row, device, leaves_from
-        self._layout = layout
+        self._layout, self._shape = layout, shape
+        learns = any(parameter.requires_grad for parameter in row.parameters())
+        self.anchor = None if learns else nn.Parameter(torch.zeros((), device=device))
+        """Takes the gradient where a whole stage is frozen: torch's schedules run it back too."""
 
     def forward(self, features: Tensor) -> Tensor:
         entered = _Entered.apply(features, self._layout)  # type: ignore[no-untyped-call]
         output: Tensor = self.row(entered.to(self._device))
+        if tuple(output.shape) != self._shape:
+            problem = f"a stage returns {tuple(output.shape)} for a micro-batch and returned "
+            problem += f"{self._shape} when it was measured."
+            fix = "use ring: what travels between stages has one shape in every step."
+            raise SpecError(WHERE, problem, fix)
+        if self.anchor is not None:
+            output = output + 0.0 * self.anchor.to(output.dtype)
         if self._leaves_from is None:
             return output
         return output.to(self._leaves_from, torch.float32).contiguous()
