@@ -58,7 +58,7 @@ class Group:
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
         self._group = _watched(lambda: make(context, store, self.rank, len(self.members)), context)
-        self._lent: dict[int, Tensor] = _kept({})
+        self._lent: dict[int, Any] = _kept({})
         self._works: deque[Any] = _kept(deque(maxlen=KEPT_WORKS))
         """What gloo's threads may still hold."""
 
