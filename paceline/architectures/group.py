@@ -86,7 +86,7 @@ class Group:
         process: seen after the last step of one job in thirty (decision 0164).
         """
         for key, tensor in list(self._lent.items()):
-            if tensor._use_count() == 1:  # type: ignore[attr-defined]  # nobody but us
+            if tensor._use_count() == 1:  # nobody but us
                 del self._lent[key]
         self._lent[id(flat)] = flat
         return flat
