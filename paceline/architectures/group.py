@@ -8,6 +8,7 @@ import ctypes
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -34,6 +35,9 @@ ROLL_CALL_SECONDS = 2.0
 ULFM = "OMPI_MCA_mpi_ft_enable"
 """Set by `mpirun --with-ft ulfm`."""
 
+KEPT_WORKS = 16
+"""Gloo's two threads let go of a work as soon as it is done, long before so many others are."""
+
 CREW_LOOK_SECONDS = 0.1
 """The same where the others go on without one that is lost: who does not send to the lost one
 itself would wait for ever."""
@@ -54,34 +58,43 @@ class Group:
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
         self._group = _watched(lambda: make(context, store, self.rank, len(self.members)), context)
-        self._lent: dict[int, Tensor] = _kept({})
+        self._lent: dict[int, Any] = _kept({})
+        self._works: deque[Any] = _kept(deque(maxlen=KEPT_WORKS))
         """What gloo's threads may still hold."""
 
     def all_reduce(self, flat: Tensor) -> "Operation":
-        return Operation(self._wait_for_all, self._group.allreduce([self._lend(flat)]))
+        work = self._group.allreduce([self._lend(flat)])
+        return Operation(self._wait_for_all, self._keep(work))
 
     def broadcast(self, flat: Tensor, source: int = 0) -> None:
         """Overwrite `flat` with that of the first member, or of the one at another place."""
-        self._wait_for_all(self._group.broadcast(self._lend(flat), source))
+        self._wait_for_all(self._keep(self._group.broadcast(self._lend(flat), source)))
 
     def send(self, flat: Tensor, to: int, tag: int) -> "Operation":
-        return Operation(self._wait, self._group.send([self._lend(flat)], to, tag))
+        work = self._group.send([self._lend(flat)], to, tag)
+        return Operation(self._wait, self._keep(work))
 
     def receive(self, flat: Tensor, source: int, tag: int) -> "Operation":
-        return Operation(self._wait, self._group.recv([self._lend(flat)], source, tag))
+        work = self._group.recv([self._lend(flat)], source, tag)
+        return Operation(self._wait, self._keep(work))
 
     def _lend(self, flat: Tensor) -> Tensor:
         """Keep a tensor until gloo's thread has let go of it.
 
-        Whoever lets go last of a tensor that Python knows needs the interpreter's lock, and a
-        thread that waits for it when the interpreter ends is ended inside a destructor, which
-        aborts the process: seen after the last step of one job in thirty.
+        Whoever lets go last of what Python knows needs the interpreter's lock, and a thread that
+        waits for it when the interpreter ends is ended inside a destructor, which aborts the
+        process: seen after the last step of one job in thirty (decision 0164).
         """
         for key, tensor in list(self._lent.items()):
-            if tensor._use_count() == 1:  # type: ignore[attr-defined]  # nobody but us
+            if tensor._use_count() == 1:  # nobody but us
                 del self._lent[key]
         self._lent[id(flat)] = flat
         return flat
+
+    def _keep(self, work: Any) -> Any:
+        """A work holds Python's state of the thread that began it: the same for the last ones."""
+        self._works.append(work)
+        return work
 
     def _wait_for_all(self, work: Any) -> None:
         """What all take part in never ends when one has left: look now and then whether one has."""

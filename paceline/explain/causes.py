@@ -271,8 +271,8 @@ def _add_compute(evidence: Evidence, found: dict[CauseName, float], lost: float)
         found["jitter"] = found.get("jitter", 0.0) - by_chance
         longer = min(lost, short.seconds)
         found[short.name] = max(short.seconds, longer, by_chance)
-        if short.name == "readers":  # samples come late for want of the same cores
-            found["readers"] += found.pop("input", 0.0)
+        if short.name == "readers":  # samples come late, now here and now there, for want of cores
+            found["readers"] += found.pop("input", 0.0) + found.pop("jitter", 0.0)
         if "transport" in found:
             found["transport"] = max(0.0, found["transport"] - max(0.0, short.seconds - lost))
         lost -= longer
@@ -357,8 +357,8 @@ def _add_inside(inside: Inside, found: dict[CauseName, float]) -> None:
 
 def _add_unsteady(unsteady: Unsteady | Slowed | None, found: dict[CauseName, float]) -> None:
     """What comes and goes takes the place of the constant cause that its mean looks like."""
-    if unsteady is None:
-        return
+    if unsteady is None or ("readers" in found and unsteady.phase == "input"):
+        return  # reading processes are done together: one step in so many waits for all of them
     alike: dict[str, tuple[CauseName, ...]] = {
         "input": ("input", "jitter", "slow-worker"),
         "outside": ("overhead", "jitter", "slow-worker"),

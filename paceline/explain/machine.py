@@ -45,7 +45,7 @@ def shortage(facts: Facts) -> Shortage | None:
     """Whether workers waited for a core, how long, and who had it; None where they did not."""
     if not facts.cores or len(facts.traffic) < len(facts.members):
         return None
-    if not facts.computes_here and not (is_full(facts) and readers_cores(facts) >= OTHERS_CORES):
+    if not facts.computes_here and not has_readers(facts):
         return None  # a device of its own computes, whoever has the cores
     waits = {worker.name: waited_seconds(facts, worker) for worker in facts.workers}
     longest = max(waits, key=lambda worker: waits[worker])
@@ -61,7 +61,7 @@ def shortage(facts: Facts) -> Shortage | None:
     name: Literal["cores", "cpu-taken", "readers"] = "cores"
     if others >= OTHERS_CORES and (fits or others > own_cores(facts)) and others > readers:
         name = "cpu-taken"
-    elif readers >= OTHERS_CORES and is_full(facts) and (fits or readers > 0.5 * own_cores(facts)):
+    elif has_readers(facts) and (fits or readers > 0.5 * own_cores(facts)):
         name = "readers"
     elif fits or seconds <= 0:
         return None  # neither too many members nor anybody else: threads of one process take turns
@@ -103,6 +103,13 @@ def readers_cores(facts: Facts) -> float:
     """Cores in use by processes that the members started."""
     used = sum(traffic.children_cpu_seconds for traffic in facts.traffic.values())
     return used / facts.typical.step_seconds
+
+
+def has_readers(facts: Facts) -> bool:
+    """Whether such processes use cores that are all in use, more than strangers do."""
+    readers, others = readers_cores(facts), others_cores(facts)
+    full = own_cores(facts) + others >= BUSY_FRACTION * facts.cores
+    return readers >= OTHERS_CORES and readers > others and full
 
 
 def others_cores(facts: Facts) -> float:

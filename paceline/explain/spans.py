@@ -20,6 +20,9 @@ SLOWED_FACTOR = 1.3
 SLOWED_STEPS = 5
 """As many, at least, are slow, and as many are not."""
 
+LEAST_SECONDS = 0.2
+"""What they take longer in all; a run of a few milliseconds has no parts."""
+
 CLEAR_FRACTION = 0.85
 """Share of the steps that must lie on their side of the middle between slow and usual."""
 
@@ -81,6 +84,8 @@ def _slowed(worker: WorkerFacts) -> Slowed | None:
     middle = math.sqrt(slow * usual)
     clear = fmean(t < middle for t in others), fmean(t > middle for t in inside)
     if slow < SLOWED_FACTOR * usual or min(clear) < CLEAR_FRACTION:
+        return None
+    if len(inside) * (slow - usual) < LEAST_SECONDS:
         return None
     more = excess(steps[start:end], [*steps[:start], *steps[end:]])
     phase = max(more, key=lambda name: more[name])

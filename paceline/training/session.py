@@ -468,7 +468,9 @@ class Session:
         if self._watches:
             self.watch_gradients()  # the script may train more than before
         in_evaluation = self._passes[-1].trains_in_evaluation
-        entry = self.clock.end_step(self.step, self._passes[-1].take_samples())
+        training = self._trained[-1].model.training
+        samples = self._passes[-1].take_samples(is_training=training)
+        entry = self.clock.end_step(self.step, samples)
         if self._passes[-1].trains_in_evaluation and not in_evaluation:
             text = f"from step {self.step} on it trains in evaluation mode: {EVALUATING}"
             self.note(text, IN_EVALUATION)

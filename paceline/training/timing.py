@@ -39,11 +39,11 @@ class Passes:
         self.clock.enter(EVALUATION)
         self._evaluated = self._length(arguments, named) if torch.is_grad_enabled() else 0
 
-    def take_samples(self) -> int:
-        """Those of the step that ends, whose passes are over."""
+    def take_samples(self, *, is_training: bool) -> int:
+        """Those of the step that ends, with the model in this mode."""
         samples, evaluated = self.samples, self._evaluated
         self.samples = self._evaluated = 0
-        if not samples and evaluated:
+        if not samples and evaluated and not is_training:
             self.trains_in_evaluation = True
             return evaluated
         return samples

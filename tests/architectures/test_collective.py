@@ -49,7 +49,7 @@ def drop_while_summing(session):
     """Tensors that a script lets go of at once, and in which thread each was freed."""
     group = Group(session.context(torch.device("cpu"), 7), "gloo")
     freed, numbers = [], []
-    for _ in range(20):
+    for _ in range(40):
         flat = torch.ones(50_000)
         numbers.append(weakref.ref(flat, lambda _: freed.append(threading.get_ident())))
         operation = group.all_reduce(flat)
