@@ -102,7 +102,8 @@ def _show(found: "Advice") -> None:
     from paceline.units import format_seconds
 
     for number, row in enumerate(found.ranked, 1):
-        members = f"{row.workers} workers" + (f", {row.servers} servers" if row.servers else "")
+        members = _count(row.workers, "worker")
+        members += f", {_count(row.servers, 'server')}" if row.servers else ""
         parts = [f"{row.samples_per_second:,.4g} samples/s"]
         parts.append(f"90 % between {row.low:,.4g} and {row.high:,.4g}")
         if row.seconds:
@@ -114,3 +115,7 @@ def _show(found: "Advice") -> None:
         out.print(f"   {row.why or 'limited by ' + row.limited_by}", markup=False)
     for text in found.remarks:
         out.print(text, markup=False)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -25,7 +25,7 @@ def unlike_single(names: Sequence[str], part: str) -> str:
         listed += f" and {len(names) - NAMED} more"
     return (
         f"{listed}: what they do to a sample depends on its {part} or on chance (batch norm, "
-        "dropout and the like), so losses differ from single's."
+        "dropout and the like), so losses differ from single's (docs/stages.md)."
     )
 
 

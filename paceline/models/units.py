@@ -81,10 +81,11 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 def _checked(model: nn.Module, shown: object) -> NamedModules:
     """What `units()` returned, if it is what it should be."""
-    pairs = list(shown) if isinstance(shown, Iterable) else [shown]
-    for pair in pairs:
+    pairs: NamedModules = []
+    for pair in shown if isinstance(shown, Iterable) else [shown]:
         match pair:
-            case (str(), nn.Module()):
+            case (str() as name, nn.Module() as module):
+                pairs.append((name, module))
                 continue
         problem = f"units() of {type(model).__name__} has {pair!r:.60} in it."
         fix = "return (name, module) pairs; a function becomes a module with it as its forward."
