@@ -37,7 +37,7 @@ def loss_curve(
     chosen = torch.optim.SGD(model.parameters(), lr=0.1, **{"momentum": 0.9, **optimizer})
     model, chosen = session.distribute(model, chosen)
     shares = shares or [1.0] * session.workers
-    session.scale_gradients(gradient_scale(GLOBAL_BATCH, shares, session.rank))
+    session.gradients.scale_by(gradient_scale(GLOBAL_BATCH, shares, session.rank))
     batches = data.GlobalBatches(SAMPLES, GLOBAL_BATCH, seed=1)
     parts = []
     for step in range(STEPS):

@@ -47,15 +47,15 @@ class Ledger:
 
     def look(self) -> None:
         """Note whether gradients came since the last batch."""
-        if self.latest is not None and self._session.gradients > self.latest.gradients:
+        if self.latest is not None and self._session.gradients.count > self.latest.gradients:
             self.latest.is_trained_on = True
 
     def hand(self, loader: int, scale: float) -> _Handed:
         """The next gradients are those of a batch that counts `scale`."""
         if self.is_needed:
-            self._session.watch_gradients()
+            self._session.gradients.watch()
         session, last = self._session, self.latest
-        handed = _Handed(loader, scale, session.gradients, bool(session.is_training))
+        handed = _Handed(loader, scale, session.gradients.count, bool(session.is_training))
         if last is not None and _are_mixed(last, handed):
             problem = (
                 f"batches of two loaders were drawn one after the other, and their parts count "
@@ -68,7 +68,7 @@ class Ledger:
             )
             raise SpecError("shard", problem, fix)
         self.latest, self.is_spent = handed, False
-        session.scale_gradients(scale)
+        session.gradients.scale_by(scale)
         return handed
 
     def show(self) -> None:
@@ -80,7 +80,7 @@ class Ledger:
                 "draw batches to train on outside of torch.no_grad(), which tells them from those "
                 "to evaluate; and call model.eval() before an evaluation."
             )
-            self._session.refuse_gradients(SpecError("shard", problem, fix))
+            self._session.gradients.refuse(SpecError("shard", problem, fix))
 
     def end(self, handed: _Handed, before: "_Before", is_uneven: bool) -> None:
         """A pass is over: what was in force before it is so again."""
@@ -91,12 +91,12 @@ class Ledger:
         if self.latest is not None and self.latest.is_over:
             self.latest = None
         if self.latest is not None:
-            self._session.scale_gradients(self.latest.scale)
+            self._session.gradients.scale_by(self.latest.scale)
             return
         self.is_spent |= is_uneven
-        self._session.scale_gradients(1.0)
+        self._session.gradients.scale_by(1.0)
         if self.is_spent:
-            self._session.refuse_gradients(_replayed())
+            self._session.gradients.refuse(_replayed())
 
 
 def _are_mixed(last: _Handed, now: _Handed) -> bool:
@@ -202,7 +202,7 @@ class Pass(Iterator[Any]):
             return
         self._is_trained_on |= self._last.is_trained_on
         self._use.trains = self._is_trained_on
-        if self._last.scale == 0.0 and self._session.gradients == self._last.gradients:
+        if self._last.scale == 0.0 and self._session.gradients.count == self._last.gradients:
             problem = (
                 "this worker had no sample in a batch and was given one that counts nothing, to "
                 "take part in the step; but the script did not train on it."

@@ -191,7 +191,7 @@ class _Worker:
         """Take a step; False where a worker was lost in it, and all make it again."""
         session, model = self._session, self._model
         if not isinstance(model, PipelineModel):
-            session.scale_gradients(len(batch[0]) * len(session.members) / total)
+            session.gradients.scale_by(len(batch[0]) * len(session.members) / total)
         before = [one.clone() for one in model.buffers()] if session.survivors.go_on else []
         try:
             self.step(step, *batch)

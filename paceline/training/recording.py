@@ -44,7 +44,7 @@ class Recording:
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Both passes of one batch: its loss. None where this one cannot be replayed."""
-        if self._is_over or self._session.gradient_scale != 1.0:
+        if self._is_over or self._session.gradients.scale != 1.0:
             return None
         if not self._is_ready(inputs, targets):
             return None

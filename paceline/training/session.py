@@ -40,6 +40,7 @@ from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
+from paceline.training.scaled import ScaledGradients
 from paceline.training.script_profile import ScriptProfile
 from paceline.training.seen_loss import SeenLoss, StepLoss
 from paceline.training.serving import NO_MORE, SOME, Serving, announce
@@ -100,15 +101,9 @@ class Session:
         """The first step that this worker takes part in."""
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
         """The last steps of this worker, losses not yet known."""
-        self._scale = 1.0
-        self._refusal: SpecError | None = None
         self.broken: PacelineError | None = None
         """The first error of ours inside a step."""
-        self._watches = False
-        self._watched: set[int] = set()
-        """Tensors whose gradients are counted and multiplied by the scale."""
-        self.gradients = 0
-        """How many of those came so far: they tell which batches are trained on."""
+        self.gradients = ScaledGradients(self._trained, self.remember)
         if folder is not None:
             self.recorder = Recorder(
                 folder,
@@ -220,7 +215,7 @@ class Session:
             device=device,
             note=self.note,
             deadline_seconds=stores.DEADLINE_SECONDS,
-            weight=lambda: self._scale,
+            weight=lambda: self.gradients.scale,
             mean=self.mean,
             ended=self._ended,
             members_changed=self._members_changed,
@@ -256,7 +251,7 @@ class Session:
         self._trained.append(trained)
         self.architectures.append(architecture)
         architecture.distribute(trained)
-        self._passes.append(Passes(self.clock, lambda: self._scale != 0.0))
+        self._passes.append(Passes(self.clock, lambda: self.gradients.scale != 0.0))
         mix_in(model, Timed, _paceline_passes=self._passes[-1])
         for optimizer in optimizers:
             self._follow(optimizer)
@@ -265,8 +260,7 @@ class Session:
         if number == 0 and self.recorder is not None:
             self.numbers.watch(trained.tensors)
             self._stack.callback(self._seen_loss.watch(self._folder))
-        if self._watches:
-            self.watch_gradients()
+        self.gradients.watch_more()
         if self.workers > 1 and number == 0:
             handle = register_optimizer_step_pre_hook(self._meet)
             self._stack.callback(handle.remove)
@@ -316,40 +310,6 @@ class Session:
         leads = self.identity.role == "worker" and self.rank == 0
         if self.store is not None and self.identity.servers and leads:
             announce(self.store, len(self._trained), what)
-
-    def scale_gradients(self, scale: float) -> None:
-        """This worker's next gradients count `scale` times an equal share."""
-        self._scale, self._refusal = scale, None
-        if scale != 1.0:
-            self.watch_gradients()
-
-    @property
-    def gradient_scale(self) -> float:
-        """What this worker's gradients count at present, an equal share being 1."""
-        return self._scale
-
-    def refuse_gradients(self, error: SpecError) -> None:
-        """Gradients that come before the next `scale_gradients` raise `error`."""
-        self._refusal = error
-        self.watch_gradients()
-
-    def watch_gradients(self) -> None:
-        """Count and scale the gradients of all that is trained, from now on."""
-        self._watches = True
-        for trained in self._trained:
-            for tensor in trained.tensors:
-                if id(tensor) not in self._watched:
-                    self._watched.add(id(tensor))
-                    tensor.register_hook(self._gradient_came)
-
-    def _gradient_came(self, gradient: Tensor) -> Tensor:
-        self.gradients += 1
-        if self._refusal is not None:
-            self.remember(self._refusal)
-            raise self._refusal
-        if self._scale == 0.0:  # what is not a number stays so when it is multiplied by zero
-            return torch.zeros_like(gradient)
-        return gradient if self._scale == 1.0 else gradient * self._scale
 
     @property
     def samples(self) -> int:
@@ -414,10 +374,14 @@ class Session:
         """How many samples of a worker that was lost nobody has trained on: those that were divided
         with it in the steps that it does not count in. None where that is not known."""
         last = self.recent[-1] if self.recent else None
-        if last is None or rank not in self._left_out or not (last.samples and self._scale):
+        if (
+            last is None
+            or rank not in self._left_out
+            or not (last.samples and self.gradients.scale)
+        ):
             return None
         crew = sorted({*self.members, rank})
-        total = round(last.samples * len(crew) / self._scale)
+        total = round(last.samples * len(crew) / self.gradients.scale)
         shares = self._shares(crew)
         part = split(total, shares)[crew.index(rank)]
         return int(part.stop - part.start) * self._left_out[rank][1]
@@ -465,8 +429,7 @@ class Session:
         self.clock.enter("other")
         if optimizer is not self._last_optimizer:
             return
-        if self._watches:
-            self.watch_gradients()  # the script may train more than before
+        self.gradients.watch_more()
         in_evaluation = self._passes[-1].trains_in_evaluation
         training = self._trained[-1].model.training
         samples = self._passes[-1].take_samples(is_training=training)

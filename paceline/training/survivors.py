@@ -82,7 +82,7 @@ class Survivors:
             step=session.step,
             next_step=session.step + (session.samples_of_step > 0),
             samples=session.samples,
-            weight=session.gradient_scale,
+            weight=session.gradients.scale,
         )
 
     def regrouped(self, regroup: Regroup) -> None:

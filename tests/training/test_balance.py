@@ -40,7 +40,7 @@ def train_with_a_slow_worker(session):
     for step in range(12):
         there, place = division(shares, session)
         own = batches.indices(step)[data.split(GLOBAL_BATCH, there)[place]]
-        session.scale_gradients(gradient_scale(GLOBAL_BATCH, there, place))
+        session.gradients.scale_by(gradient_scale(GLOBAL_BATCH, there, place))
         loss = nn.functional.cross_entropy(model(inputs[own]), targets[own])
         optimizer.zero_grad()
         loss.backward()

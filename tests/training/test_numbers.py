@@ -82,7 +82,7 @@ def test_what_looks_for_wrong_numbers_does_not_keep_passes_from_being_recorded(t
         session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert model.weight._backward_hooks  # it is looked at
         assert not has_hooks(model, session)
-        session.scale_gradients(0.5)
+        session.gradients.scale_by(0.5)
         assert has_hooks(model, session)
     finally:
         session.close()

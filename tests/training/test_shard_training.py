@@ -162,7 +162,7 @@ def with_what_is_no_number(session) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     session.distribute(model, optimizer)
     before = flat(model)
-    session.scale_gradients(2.0 if session.rank == 0 else 0.0)
+    session.gradients.scale_by(2.0 if session.rank == 0 else 0.0)
     output = model(torch.ones(3 if session.rank == 0 else 1, 2))
     (output.mean() if session.rank == 0 else output.std()).backward()
     optimizer.step()
@@ -187,7 +187,7 @@ def unseeded(session) -> list[tuple[list[Any], float]]:
     for x, y, indices in shard(loader, batch="global"):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
-        seen.append((indices.tolist(), session._scale))
+        seen.append((indices.tolist(), session.gradients.scale))
         optimizer.step()
     session.architecture.settle()
     seen.append((flat(model), -1))

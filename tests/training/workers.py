@@ -4,11 +4,12 @@ over. Whatever trains for real runs in processes (`paceline.testing`)."""
 from types import SimpleNamespace
 from unittest import mock
 
+import torch
 from torch.distributed import HashStore
 
-from paceline.errors import SpecError
 from paceline.telemetry import StepClock
 from paceline.training import sharding
+from paceline.training.scaled import ScaledGradients
 
 
 class Worker:
@@ -21,21 +22,11 @@ class Worker:
         self.survivors = SimpleNamespace(go_on=False)
         self.clock = StepClock()
         self.is_training: bool | None = True
-        self.gradients, self.scale = 0, 1.0
-        self.watches = False
-        self.refusal: SpecError | None = None
+        self._weight = torch.zeros(1, requires_grad=True)
+        trained = SimpleNamespace(tensors=[self._weight])
+        self.gradients = ScaledGradients([trained], lambda error: None)
         self.notes: list[str] = []
         self.shards = 0
-
-    def scale_gradients(self, scale: float) -> None:
-        self.scale, self.refusal = scale, None
-
-    def refuse_gradients(self, error: SpecError) -> None:
-        self.refusal = error
-        self.watches = True
-
-    def watch_gradients(self) -> None:
-        self.watches = True
 
     def count_shard(self) -> None:
         self.shards += 1
@@ -45,12 +36,9 @@ class Worker:
 
     def backward(self) -> float:
         """Gradients come; returns what they are multiplied by."""
-        if not self.watches:
-            return 1.0
-        if self.refusal is not None:
-            raise self.refusal
-        self.gradients += 1
-        return self.scale
+        self._weight.grad = None
+        self._weight.sum().backward()
+        return float(self._weight.grad)
 
     def shard(self, loader, **options):
         with mock.patch.object(sharding, "current", return_value=self):
