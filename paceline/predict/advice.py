@@ -22,6 +22,7 @@ NEAR = 1.10
 """Candidates within this of the best are predicted with an interval; the others need none."""
 
 COMPRESSION_PAYS = 1.03
+MOST_HOSTS = 100_000
 
 
 class Advised(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,9 @@ def advise(
     `time` and `cost` are those of `num_samples`; a cost needs a price. `stack`: with the constants
     of a machine.
     """
+    if hosts > MOST_HOSTS:
+        problem = f"{hosts} hosts are more than advice is given for."
+        raise SpecError("--hosts", problem, f"write at most {MOST_HOSTS}.")
     tried = [(e, simulate(e, stack)) for e in candidates(experiment, hosts)]
     tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal))
     alike = [pair for pair in tried if trains_like_single(pair[0].architecture)]
