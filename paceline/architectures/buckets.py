@@ -298,7 +298,8 @@ class _Block:
     @property
     def num_handed_out(self) -> int:
         """How many tensors lie here that are not its own."""
-        return torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata) - self._num_own
+        count: int = torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
+        return count - self._num_own
 
 
 class _Slot:
