@@ -98,7 +98,7 @@ def too_few(units: int, workers: int, loops: int, replicas: int) -> SpecError:
     if units < 2:
         fix = "choose ring, which leaves the model whole."
     elif units < workers:
-        fix = f"use {units * replicas} workers."
+        fix = f"use at most {units * replicas} workers."
     elif units < 2 * workers:
         fix = "write schedule=1f1b."
     else:

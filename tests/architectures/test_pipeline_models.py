@@ -161,7 +161,7 @@ def test_a_measured_model_keeps_its_random_numbers():
     [
         (3, 2, 2, 1, "schedule=1f1b"),
         (7, 2, 9, 1, "loops=3"),
-        (3, 5, 1, 2, "use 6 workers"),
+        (3, 5, 1, 2, "use at most 6 workers"),
         (1, 2, 1, 1, "choose ring"),
     ],
 )
