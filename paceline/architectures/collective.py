@@ -131,10 +131,6 @@ class Flat:
         for place, tensor in zip(places, self.tensors, strict=True):
             tensor.copy_(place)
 
-    def release(self) -> None:
-        """Give the memory back: whoever carried the buffer may keep it long after (`Group`)."""
-        self.buffer.untyped_storage().resize_(0)
-
     def add(self, values: Tensor) -> None:
         """Add `values` to the tensors."""
         for place, tensor in zip(_places(values, self.tensors), self.tensors, strict=True):
@@ -161,7 +157,6 @@ def start_equal(collective: Collective, tensors: Iterable[Tensor]) -> None:
             flat = Flat(of_one_kind)
             collective.broadcast(flat.pack())
             flat.unpack()
-            flat.release()
 
 
 def _places(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

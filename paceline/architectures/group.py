@@ -38,6 +38,9 @@ ULFM = "OMPI_MCA_mpi_ft_enable"
 KEPT_WORKS = 16
 """Gloo's two threads let go of a work as soon as it is done, long before so many others are."""
 
+PIECE = 1 << 18
+"""Numbers that are broadcast at once."""
+
 CREW_LOOK_SECONDS = 0.1
 """The same where the others go on without one that is lost: who does not send to the lost one
 itself would wait for ever."""
@@ -67,8 +70,16 @@ class Group:
         return Operation(self._wait_for_all, self._keep(work))
 
     def broadcast(self, flat: Tensor, source: int = 0) -> None:
-        """Overwrite `flat` with that of the first member, or of the one at another place."""
-        self._wait_for_all(self._keep(self._group.broadcast(self._lend(flat), source)))
+        """Overwrite `flat` with that of the first member, or of the one at another place.
+
+        Piece by piece through a small tensor: what was lent is kept for a while, and all weights at
+        once would be one more copy of them.
+        """
+        lent = torch.empty(min(flat.numel(), PIECE), dtype=flat.dtype, device=flat.device)
+        for piece in flat.split(PIECE):
+            part = lent[: piece.numel()].copy_(piece)
+            self._wait_for_all(self._keep(self._group.broadcast(self._lend(part), source)))
+            piece.copy_(part)
 
     def send(self, flat: Tensor, to: int, tag: int) -> "Operation":
         work = self._group.send([self._lend(flat)], to, tag)

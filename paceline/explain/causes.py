@@ -146,7 +146,8 @@ def _losses(evidence: Evidence) -> list[Loss]:
     found = sorted((loss for loss in found if loss.seconds > 0), key=lambda loss: -loss.seconds)
     worth = [loss for loss in found if loss.seconds >= WORTH_FRACTION * whole]
     slow = evidence.efficiency is not None and evidence.efficiency < LOW_EFFICIENCY
-    if sum(loss.seconds for loss in found) < HEALTHY_FRACTION * whole and not slow:
+    lost = sum(part.lost_seconds for part in evidence.parts)
+    if max(lost, sum(loss.seconds for loss in found)) < HEALTHY_FRACTION * whole and not slow:
         worth, found = [], []
     return worth or found[:1]
 

@@ -20,6 +20,9 @@ RISEN_FACTOR = 1.3
 SPIKE_FACTOR = 3.0
 """So has one that was this many times the first one on the way."""
 
+SUNK_FACTOR = 100.0
+"""A loss so many times as far below zero as it began has nothing that stops it."""
+
 SETTLED_FRACTION = 0.2
 """The first steps of a run may overshoot."""
 
@@ -78,6 +81,10 @@ ODD_FRACTION = 0.8
 ODD_FACTOR = 3.0
 """A worker whose loss is this many times any other's at the end has other data than they have."""
 
+LEFT_BEHIND_FRACTION = 0.3
+"""So has one whose loss has not fallen where all others' have, by this share: weights are the
+same."""
+
 
 NORMAL_MOVE = 0.954
 """Median distance of two draws from a normal distribution, in standard deviations."""
@@ -130,6 +137,8 @@ def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
         return "not-finite"
     finite = list(facts.losses.values())
     stale = found.staleness is not None and found.staleness >= STALE
+    if has_sunk(found):
+        return "diverged"
     if has_risen(facts, found) or _has_spike(facts, found) or has_forgotten(facts, found):
         return "staleness" if stale and not _rate_is_absurd(finite) else "diverged"
     if at_chance(facts, found):
@@ -158,8 +167,22 @@ def troubles(facts: Facts, found: Learning | None) -> list[CauseName]:
 def is_certain(facts: Facts, name: CauseName) -> bool:
     """Whether it comes before what costs time. A loss that has not moved yet does not."""
     if name == "odd-worker":
-        return trouble(facts, learning(facts)) in ("diverged", "not-finite")
+        spoilt = trouble(facts, learning(facts)) in ("diverged", "not-finite")
+        return spoilt or bool(_left_behind(_own_losses(facts)))
+    if name == "flat":
+        return rate_is_zero(facts)
     return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
+
+
+def has_sunk(found: Learning) -> bool:
+    """Whether a loss falls below zero and on and on: what is maximised has no bound."""
+    return found.last < -SUNK_FACTOR * max(1.0, abs(found.first))
+
+
+def rate_is_zero(facts: Facts) -> bool:
+    """Whether every step of the run had a learning rate, and it was 0."""
+    rates = [step.learning_rate for step in facts.typical.entries]
+    return bool(rates) and all(rate == 0 for rate in rates)
 
 
 def has_risen(facts: Facts, found: Learning) -> bool:
@@ -226,12 +249,7 @@ def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
     Told by the first step, where all have the same weights and only their samples differ, if it
     stays so for a while; or by the second half of a run whose loss is not thrown about.
     """
-    if not facts.together or isinstance(facts.architecture, spec.Pipeline):
-        return None
-    own = {
-        name: [loss for loss in losses.values() if math.isfinite(loss)]
-        for name, losses in facts.worker_losses.items()
-    }
+    own = _own_losses(facts)
     fewest = min(map(len, own.values()), default=0)
     if len(own) < 2 or fewest < SAME_STEPS:
         return None
@@ -241,7 +259,37 @@ def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
     if lasting and lasting >= ODD_FRACTION:
         return found
     settled = {name: median(losses[-(fewest // 2) :]) for name, losses in own.items()}
-    return _odd(settled) if max(settled.values()) < SPIKE_FACTOR * max(firsts[0].values()) else None
+    if max(settled.values()) >= SPIKE_FACTOR * max(firsts[0].values()):
+        return None
+    behind = _left_behind(own)
+    if behind:
+        ends = {name: median(losses[-(fewest // 4) :]) for name, losses in own.items()}
+        return behind, ends.pop(behind), max(ends.values())
+    return _odd(settled)
+
+
+def _own_losses(facts: Facts) -> dict[str, list[float]]:
+    """Each worker's, where all train the same weights at once."""
+    if not facts.together or isinstance(facts.architecture, spec.Pipeline):
+        return {}
+    return {
+        name: [loss for loss in losses.values() if math.isfinite(loss)]
+        for name, losses in facts.worker_losses.items()
+    }
+
+
+def _left_behind(own: dict[str, list[float]]) -> str:
+    """The one worker whose loss has not fallen, where all others' have; empty if there is none."""
+    quarter = min(map(len, own.values()), default=0) // 4
+    if len(own) < 2 or quarter < SAME_STEPS:
+        return ""
+    fell = {
+        name: 1 - median(losses[-quarter:]) / max(median(losses[:SAME_STEPS]), 1e-9)
+        for name, losses in own.items()
+    }
+    least, *others = sorted(fell, key=lambda name: fell[name])
+    alone = fell[least] < LEARNT_FRACTION and fell[others[0]] > LEFT_BEHIND_FRACTION
+    return least if alone else ""
 
 
 def _odd(losses: dict[str, float]) -> tuple[str, float, float] | None:

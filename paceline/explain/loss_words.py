@@ -17,6 +17,9 @@ def loss_in_words(evidence: Evidence) -> str:
         return text + (f"; it began on {who}" if who else "") + _rate_in_words(found)
     stale = found.staleness
     old = f": gradients are {stale:.1f} updates old on average" if stale else ""
+    if learn.has_sunk(found):
+        text = f"the loss falls without an end, from {found.first:.3g} to {found.last:.3g}"
+        return f"{text}: its sign is wrong, or nothing bounds what it rewards"
     if learn.at_chance(facts, found):
         text = f"the loss stays at {found.last:.3f}, which is guessing"
         text += f" (ln of the classes: {found.chance:.3f})"
@@ -46,8 +49,10 @@ def _rate_in_words(found: Learning) -> str:
 def flat_in_words(evidence: Evidence) -> str:
     facts, found = evidence.facts, evidence.learning
     assert found is not None
-    text = f"the loss stays at {found.last:.3g} over {len(facts.losses)} steps: nothing is learnt, "
-    return text + "or nothing is left to learn"
+    text = f"the loss stays at {found.last:.3g} over {len(facts.losses)} steps: "
+    if learn.rate_is_zero(facts):
+        return text + "the learning rate is 0 in all of them"
+    return text + "nothing is learnt, or nothing is left to learn"
 
 
 def odd_in_words(evidence: Evidence) -> str:

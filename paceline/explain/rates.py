@@ -35,7 +35,16 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
         yield Action(
             text="or let workers wait for each other: mode=sync", change=architecture_of(sync)
         )
-    elif cause in ("chance", "flat"):
+    elif cause == "flat" and learn.rate_is_zero(evidence.facts):
+        yield Action(text="give the optimizer a learning rate, and see who sets it to 0")
+    elif cause == "diverged" and evidence.learning and learn.has_sunk(evidence.learning):
+        text = "look at the sign of the loss: training makes it small, not large"
+        yield Action(text=text)
+    elif cause == "flat":
+        known = f" than {rate:.2g}" if rate else ""
+        text = "see that gradients reach the weights: nothing detached, nothing frozen"
+        yield Action(text=f"{text}; then try another learning rate{known}")
+    elif cause == "chance":
         known = f" than {rate:.2g}" if rate else ""
         yield Action(text=f"try another learning rate{known}, and see whether one worker learns")
     elif rise is not None:
