@@ -64,6 +64,8 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
     )
     todo = tuple(actions(evidence, found))
     best = next((a for a in todo if not named or named[0].seconds or a.gain is None), None)
+    if failed:  # what would make it faster is no answer to that
+        best = None
     return Explanation(
         run=facts.name,
         architecture=facts.summary.architecture,

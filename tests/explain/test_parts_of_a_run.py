@@ -158,6 +158,34 @@ class TestLearning:
         assert names(found) == ["flat"], found.verdict
         assert "than 1e-10" in found.actions[0].text
 
+    def test_a_rate_of_0_comes_before_what_costs_time(self, tmp_path):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=80,
+            script="train.py",
+            losses=lambda s: 2.3 * noise(s),
+            times=Times(input=0.030),
+        )
+        found = explain(rewritten(run, with_rate(lambda s: 0.0)))
+        assert names(found) == ["flat", "input"], found.verdict
+        assert "the learning rate is 0" in found.verdict
+
+    def test_a_loss_without_a_floor(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run", steps=80, script="train.py", losses=lambda s: -2.3 * 1.15**s
+        )
+        found = explain(run)
+        assert names(found)[0] == "diverged", found.verdict
+        assert "falls without an end" in found.verdict
+        assert "sign" in found.actions[0].text
+
+    def test_a_likelihood_may_be_below_zero(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run", steps=80, script="train.py", losses=lambda s: 3.0 - 0.4 * s
+        )
+        assert "diverged" not in names(explain(run))
+
     def test_a_loss_that_moves_slowly(self, tmp_path):
         noise = noisy()
         run = synchronous_run(
@@ -213,6 +241,22 @@ class TestSamples:
             own_losses(
                 lambda name, s: (5 if name == "worker1" else 1) * (1 + 0.02 * chance.gauss(0, 1))
             ),
+        )
+        found = explain(run)
+        assert names(found)[0] == "odd-worker", found.verdict
+        assert "loss of worker1" in found.verdict
+
+    def test_one_that_is_left_behind(self, tmp_path):
+        """Its labels are random, so the better all fit the others', the worse it fares."""
+        chance, noise = random.Random(4), noisy(3)
+        own = {"worker0": lambda s: 2.3 - 0.008 * s, "worker1": lambda s: 2.3 + 0.002 * s}
+        run = synchronous_run(tmp_path / "run", steps=160, script="train.py", losses=noise)
+        run = rewritten(
+            run,
+            lambda name, entry: {
+                **entry,
+                "loss": own[name](entry["step"]) * (1 + 0.02 * chance.gauss(0, 1)),
+            },
         )
         found = explain(run)
         assert names(found)[0] == "odd-worker", found.verdict

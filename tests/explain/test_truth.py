@@ -136,6 +136,7 @@ class TestFailures:
         found = explain(run)
         assert names(found)[0] == "failed"
         assert found.verdict.startswith(f"The run failed after 5 steps: {said}")
+        assert "Next:" not in found.verdict, "what would make it faster is no answer"
 
     def test_a_run_that_failed_before_its_first_step(self, tmp_path):
         run = RunFolder.create(tmp_path / "run", spec.Experiment())
