@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from paceline import spec
-from paceline.explain import learning as learn
+from paceline.explain import samples
 from paceline.explain.causes import (
     Evidence,
     Inside,
@@ -89,7 +89,7 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
             text = "pass the loader to paceline.shard, or give each worker's order another seed"
             yield Action(text=text)
         case "odd-worker":
-            odd = learn.odd_worker(evidence.facts)
+            odd = samples.odd_worker(evidence.facts)
             name = odd[0] if odd is not None else ""
             yield Action(text=f"look at what {name} reads: its labels, and how its data is scaled")
         case "lost":

@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 
 from paceline import record, spec
+from paceline.explain import samples
 from paceline.explain.facts import Facts
 from paceline.explain.findings import CauseName, Learning, RateRise
 from paceline.record.entries import NOT_FINITE
@@ -61,12 +62,6 @@ WINDOW = 10
 STALE = 0.5
 """Mean staleness from which it is worth a word."""
 
-SAME_FRACTION, SAME_STEPS = 0.9, 10
-"""Workers whose losses are equal in this share of so many steps have seen the same samples."""
-
-TURNS_FRACTION = 0.2
-"""A loss over changing samples goes up and down, in this share of the steps at least."""
-
 DOUBTFUL: tuple[CauseName, ...] = ("chance", "flat", "odd-worker")
 """What may be as it should, and is said after what costs time."""
 
@@ -74,17 +69,6 @@ OF_LEARNING: tuple[CauseName, ...] = (
     *("not-finite", "diverged", "staleness", "same-samples"),
     *DOUBTFUL,
 )
-
-ODD_FRACTION = 0.8
-"""Of the first steps, in which an odd worker's loss is the largest."""
-
-ODD_FACTOR = 3.0
-"""A worker whose loss is this many times any other's at the end has other data than they have."""
-
-LEFT_BEHIND_FRACTION = 0.3
-"""So has one whose loss has not fallen where all others' have, by this share: weights are the
-same."""
-
 
 NORMAL_MOVE = 0.954
 """Median distance of two draws from a normal distribution, in standard deviations."""
@@ -152,9 +136,9 @@ def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
 def troubles(facts: Facts, found: Learning | None) -> list[CauseName]:
     """All that is wrong with losses, and with what workers learn from."""
     names: list[CauseName] = []
-    if sees_the_same(facts):
+    if samples.sees_the_same(facts):
         names.append("same-samples")
-    wrong, odd = trouble(facts, found), odd_worker(facts)
+    wrong, odd = trouble(facts, found), samples.odd_worker(facts)
     if wrong is not None:
         names.append(wrong)
     if odd is not None:
@@ -168,7 +152,7 @@ def is_certain(facts: Facts, name: CauseName) -> bool:
     """Whether it comes before what costs time. A loss that has not moved yet does not."""
     if name == "odd-worker":
         spoilt = trouble(facts, learning(facts)) in ("diverged", "not-finite")
-        return spoilt or bool(_left_behind(_own_losses(facts)))
+        return spoilt or samples.is_left_behind(facts)
     if name == "flat":
         return rate_is_zero(facts)
     return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
@@ -228,76 +212,6 @@ def stands_still(facts: Facts) -> bool:
     error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / quarter)
     fell = fmean(first) - fmean(last)
     return fell < 2 * error and abs(fell) + 2 * error < FLAT_FRACTION * abs(fmean(first))
-
-
-def sees_the_same(facts: Facts) -> bool:
-    """Whether a script's workers train on the same samples: then their losses are equal."""
-    own = [losses for losses in facts.worker_losses.values() if losses]
-    if facts.experiment.workload.script is None or not facts.together or len(own) < 2:
-        return False
-    steps = set.intersection(*map(set, own))
-    moves = [b - a for a, b in pairwise(own[0][step] for step in sorted(steps))]
-    turns = sum(a * b < 0 for a, b in pairwise(moves))
-    if len(steps) < SAME_STEPS or turns < TURNS_FRACTION * len(steps):
-        return False  # where samples are all alike, so are losses
-    return fmean(len({losses[step] for losses in own}) == 1 for step in steps) >= SAME_FRACTION
-
-
-def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
-    """The one worker whose loss is far above all others', its loss and the largest of theirs.
-
-    Told by the first step, where all have the same weights and only their samples differ, if it
-    stays so for a while; or by the second half of a run whose loss is not thrown about.
-    """
-    own = _own_losses(facts)
-    fewest = min(map(len, own.values()), default=0)
-    if len(own) < 2 or fewest < SAME_STEPS:
-        return None
-    firsts = [{name: losses[k] for name, losses in own.items()} for k in range(SAME_STEPS)]
-    found = _odd(firsts[0])
-    lasting = found is not None and fmean(max(f, key=f.__getitem__) == found[0] for f in firsts)
-    if lasting and lasting >= ODD_FRACTION:
-        return found
-    settled = {name: median(losses[-(fewest // 2) :]) for name, losses in own.items()}
-    if max(settled.values()) >= SPIKE_FACTOR * max(firsts[0].values()):
-        return None
-    behind = _left_behind(own)
-    if behind:
-        ends = {name: median(losses[-(fewest // 4) :]) for name, losses in own.items()}
-        return behind, ends.pop(behind), max(ends.values())
-    return _odd(settled)
-
-
-def _own_losses(facts: Facts) -> dict[str, list[float]]:
-    """Each worker's, where all train the same weights at once."""
-    if not facts.together or isinstance(facts.architecture, spec.Pipeline):
-        return {}
-    return {
-        name: [loss for loss in losses.values() if math.isfinite(loss)]
-        for name, losses in facts.worker_losses.items()
-    }
-
-
-def _left_behind(own: dict[str, list[float]]) -> str:
-    """The one worker whose loss has not fallen, where all others' have; empty if there is none."""
-    quarter = min(map(len, own.values()), default=0) // 4
-    if len(own) < 2 or quarter < SAME_STEPS:
-        return ""
-    fell = {
-        name: 1 - median(losses[-quarter:]) / max(median(losses[:SAME_STEPS]), 1e-9)
-        for name, losses in own.items()
-    }
-    least, *others = sorted(fell, key=lambda name: fell[name])
-    alone = fell[least] < LEARNT_FRACTION and fell[others[0]] > LEFT_BEHIND_FRACTION
-    return least if alone else ""
-
-
-def _odd(losses: dict[str, float]) -> tuple[str, float, float] | None:
-    most = max(losses, key=lambda name: losses[name])
-    next_most = max(loss for name, loss in losses.items() if name != most)
-    if next_most > 0 and losses[most] > ODD_FACTOR * next_most:
-        return most, losses[most], next_most
-    return None
 
 
 def _has_spike(facts: Facts, found: Learning) -> bool:

@@ -1,6 +1,7 @@
 """What is said of losses that do not fall."""
 
 from paceline.explain import learning as learn
+from paceline.explain import samples
 from paceline.explain.causes import Evidence
 from paceline.explain.findings import Learning
 
@@ -56,7 +57,7 @@ def flat_in_words(evidence: Evidence) -> str:
 
 
 def odd_in_words(evidence: Evidence) -> str:
-    odd = learn.odd_worker(evidence.facts)
+    odd = samples.odd_worker(evidence.facts)
     assert odd is not None
     name, own, others = odd
     return f"the loss of {name} is {own:.3g} where no other worker's is above {others:.3g}"

@@ -1,0 +1,108 @@
+"""Whether workers learn from what they should: from samples of their own, and of one kind.
+
+Weights are the same on all of them, so what their losses differ by is their samples.
+"""
+
+import math
+from itertools import pairwise
+from statistics import fmean, median
+
+from paceline import spec
+from paceline.explain.facts import Facts
+
+SAME_FRACTION, SAME_STEPS = 0.9, 10
+"""Workers whose losses are equal in this share of so many steps have seen the same samples."""
+
+TURNS_FRACTION = 0.2
+"""A loss over changing samples goes up and down, in this share of the steps at least."""
+
+ODD_FRACTION = 0.8
+"""Of the first steps, in which an odd worker's loss is the largest."""
+
+ODD_FACTOR = 3.0
+"""A worker whose loss is this many times any other's at the end has other data than they have."""
+
+LEFT_BEHIND_FRACTION = 0.3
+"""So has one whose loss has not fallen where all others' have, by this share: weights are the
+same."""
+
+THROWN_FACTOR = 3.0
+"""Losses this many times the first are thrown about, and tell nothing of samples."""
+
+NOT_FALLEN_FRACTION = 0.05
+"""A loss that fell by less than this has not; noise of a batch is about as large."""
+
+
+def sees_the_same(facts: Facts) -> bool:
+    """Whether a script's workers train on the same samples: then their losses are equal."""
+    own = [losses for losses in facts.worker_losses.values() if losses]
+    if facts.experiment.workload.script is None or not facts.together or len(own) < 2:
+        return False
+    steps = set.intersection(*map(set, own))
+    moves = [b - a for a, b in pairwise(own[0][step] for step in sorted(steps))]
+    turns = sum(a * b < 0 for a, b in pairwise(moves))
+    if len(steps) < SAME_STEPS or turns < TURNS_FRACTION * len(steps):
+        return False  # where samples are all alike, so are losses
+    return fmean(len({losses[step] for losses in own}) == 1 for step in steps) >= SAME_FRACTION
+
+
+def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
+    """The one worker whose loss is far above all others', its loss and the largest of theirs.
+
+    Told by the first step, where all have the same weights and only their samples differ, if it
+    stays so for a while; or by the second half of a run whose loss is not thrown about.
+    """
+    own = _own_losses(facts)
+    fewest = min(map(len, own.values()), default=0)
+    if len(own) < 2 or fewest < SAME_STEPS:
+        return None
+    firsts = [{name: losses[k] for name, losses in own.items()} for k in range(SAME_STEPS)]
+    found = _odd(firsts[0])
+    lasting = found is not None and fmean(max(f, key=f.__getitem__) == found[0] for f in firsts)
+    if lasting and lasting >= ODD_FRACTION:
+        return found
+    settled = {name: median(losses[-(fewest // 2) :]) for name, losses in own.items()}
+    if max(settled.values()) >= THROWN_FACTOR * max(firsts[0].values()):
+        return None
+    behind = _left_behind(own)
+    if behind:
+        ends = {name: median(losses[-(fewest // 4) :]) for name, losses in own.items()}
+        return behind, ends.pop(behind), max(ends.values())
+    return _odd(settled)
+
+
+def _own_losses(facts: Facts) -> dict[str, list[float]]:
+    """Each worker's, where all train the same weights at once."""
+    if not facts.together or isinstance(facts.architecture, spec.Pipeline):
+        return {}
+    return {
+        name: [loss for loss in losses.values() if math.isfinite(loss)]
+        for name, losses in facts.worker_losses.items()
+    }
+
+
+def _left_behind(own: dict[str, list[float]]) -> str:
+    """The one worker whose loss has not fallen, where all others' have; empty if there is none."""
+    quarter = min(map(len, own.values()), default=0) // 4
+    if len(own) < 2 or quarter < SAME_STEPS:
+        return ""
+    fell = {
+        name: 1 - median(losses[-quarter:]) / max(median(losses[:SAME_STEPS]), 1e-9)
+        for name, losses in own.items()
+    }
+    least, *others = sorted(fell, key=lambda name: fell[name])
+    alone = fell[least] < NOT_FALLEN_FRACTION and fell[others[0]] > LEFT_BEHIND_FRACTION
+    return least if alone else ""
+
+
+def is_left_behind(facts: Facts) -> bool:
+    """Whether one worker learns nothing where all others do."""
+    return bool(_left_behind(_own_losses(facts)))
+
+
+def _odd(losses: dict[str, float]) -> tuple[str, float, float] | None:
+    most = max(losses, key=lambda name: losses[name])
+    next_most = max(loss for name, loss in losses.items() if name != most)
+    if next_most > 0 and losses[most] > ODD_FACTOR * next_most:
+        return most, losses[most], next_most
+    return None
