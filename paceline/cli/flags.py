@@ -41,7 +41,9 @@ PeerPython = Annotated[
 ]
 OnLoss = Annotated[
     str | None,
-    typer.Option("--on-loss", help="When a worker is lost: stop, or continue in place without it."),
+    typer.Option(
+        "--on-loss", help="When a member is lost: stop, or continue in place where the others can."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved experiment and stop.")]
 Out = Annotated[

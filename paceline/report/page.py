@@ -238,7 +238,8 @@ def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
         tiles.append(("Loss", f"{best.loss_last:.3f}", f"from {best.loss_first:.3f}"))
     if len(timed) > 1:
         failed = len(rows) - len(timed)
-        tiles.append(("Measured", f"{len(timed)} rows", f"{failed} failed" if failed else ""))
+        how = "Predicted" if all(row.engine == "predict" for row in timed) else "Measured"
+        tiles.append((how, f"{len(timed)} rows", f"{failed} failed" if failed else ""))
     return tiles
 
 
