@@ -183,6 +183,9 @@ def _summary(
     seconds = outcome.step_seconds
     summary.step_seconds = record.StepSeconds(median=seconds, p95=seconds, jitter=0.0)
     summary.breakdown_seconds = outcome.phases
+    counts = {"worker": experiment.cluster.workers, "server": experiment.num_servers}
+    sent = [count * _traffic(experiment, role)[0] for role, count in counts.items() if count]
+    summary.bytes_per_step = float(sum(sent))
     summary.interval = {"low": found.low, "high": found.high}
     summary.limited_by = found.limit
     notes = [event.text for event in folder.events() if event.kind == "note"]

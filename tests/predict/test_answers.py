@@ -54,6 +54,8 @@ def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
     assert sum(summary.breakdown_seconds.values()) == pytest.approx(step)
     assert len(folder.steps("worker0")) == 8
     assert any("68 more workers" in note for note in summary.notes)
+    fewer = engines.run(asked(workers=25), tmp_path / "fewer").summary()
+    assert summary.bytes_per_step == pytest.approx(99 / 24 * fewer.bytes_per_step), "of all"
 
 
 def test_workers_of_uneven_hosts_go_at_their_own_pace_or_wait(tmp_path):
