@@ -239,7 +239,7 @@ def losses(data: str, names: Sequence[str] = ()) -> list[Chart]:
 
 
 def _loss(data: str, names: Sequence[str], x: tuple[str, str], title: str, name: str) -> Chart:
-    colour = _series_colour(names)
+    colour = series_colour(names)
     place = alt.X(f"{x[0]}:Q", title=x[1])
     scale = alt.Scale(zero=False)
     dash = alt.StrokeDash("series:N", legend=None, sort=None)
@@ -359,7 +359,7 @@ def _line(
         .encode(
             x=alt.X(f"{x[0]}:Q", title=x[1]),
             y=alt.Y(f"{y[0]}:Q", title=y[1], scale=alt.Scale(zero=True)),
-            color=_series_colour(names),
+            color=series_colour(names),
             tooltip=["series:N", _tip(*x, ",.4~g"), _tip(*y, ",.4~g")],
         )
     )
@@ -375,7 +375,7 @@ def _line(
     return Chart(name=_named(name, data), title=title, data=data, spec=_dict(chart))
 
 
-def _series_colour(names: Sequence[str]) -> alt.Color:
+def series_colour(names: Sequence[str]) -> alt.Color:
     return alt.Color(
         "series:N",
         title=None,

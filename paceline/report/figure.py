@@ -58,7 +58,7 @@ def add_network(page: Page, paper: spec.Paper, curves: dict[str, Any]) -> None:
         .encode(
             x=alt.X("bytes:Q", title="message, bytes", scale=alt.Scale(type="log", base=2)),
             y=alt.Y("rate:Q", title="Gbit/s", scale=alt.Scale(type="log")),
-            color=_colour(),
+            color=_colour(page.datasets["figure/net"]),
         )
         .properties(height=charts.HEIGHT)
     )
@@ -133,14 +133,18 @@ def _drawn(paper: spec.Paper, measure: str, name: str, where: str, points: Value
     ]
     base = _base(data)
     if counts:
-        chart: Any = base.mark_line(point=True).encode(x=x, y=y, color=_colour(), tooltip=tips)
+        chart: Any = base.mark_line(point=True).encode(
+            x=x, y=y, color=_colour(points), tooltip=tips
+        )
         if measure == "samples_per_second":
             spread = base.mark_rule(opacity=0.6).encode(
-                x=x, y="low:Q", y2="high:Q", color=_colour()
+                x=x, y="low:Q", y2="high:Q", color=_colour(points)
             )
             chart = alt.layer(spread, chart)
     else:
-        chart = base.mark_bar().encode(x=x, xOffset="series:N", y=y, color=_colour(), tooltip=tips)
+        chart = base.mark_bar().encode(
+            x=x, xOffset="series:N", y=y, color=_colour(points), tooltip=tips
+        )
     title = f"{MEASURES[measure]} against {x_title}{where}"
     spec_dict = _dict(chart.properties(height=charts.HEIGHT))
     return Chart(name=f"{name}-{slug(measure)}", title=title, data=data, spec=spec_dict)
@@ -177,9 +181,8 @@ def _base(data: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=data), width="container")
 
 
-def _colour() -> alt.Color:
-    scale = alt.Scale(range=list(charts.SERIES_COLOURS))
-    return alt.Color("series:N", title=None, sort=None, scale=scale)
+def _colour(points: Values) -> alt.Color:
+    return charts.series_colour(list(dict.fromkeys(point["series"] for point in points)))
 
 
 def _dict(chart: Any) -> dict[str, Any]:
