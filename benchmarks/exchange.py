@@ -108,9 +108,9 @@ def has_mpi() -> bool:
 def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
     """One worker: every exchange at every size, rounds alternating; worker 0 prints the rows."""
     rank, workers = facts["rank"], facts["workers"]
-    if cores := share_cores(workers)[
-        rank
-    ]:  # this, and what follows, as in every process that trains
+    # As in every process that trains: cores of its own, one thread, freed memory kept.
+    cores = share_cores(workers)[rank]
+    if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from paceline import record, spec
+from paceline.explain.findings import Explanation
 from paceline.record import Event, Member, RunFolder, Sample, Step
 
 MB = 1_000_000
@@ -213,3 +214,17 @@ def _write_member(folder: RunFolder, member: Member, series: list[Sample]) -> No
 def _write_lines(folder: RunFolder, name: str, entries: list[Step] | list[Sample]) -> None:
     content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
     (folder.path / "members" / name).write_bytes(content)
+
+
+def names(found: Explanation) -> list[str]:
+    """Of what an explanation calls the causes, the worst first."""
+    return [cause.name for cause in found.causes]
+
+
+def rewritten(run: RunFolder, change: Callable[[str, dict], dict]) -> RunFolder:
+    """The same run, with every worker's steps changed."""
+    for file in (run.path / "members").glob("worker*.steps.jsonl"):
+        entries = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+        changed = [change(file.name.partition(".")[0], entry) for entry in entries]
+        file.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in changed))
+    return record.open_folder(run.path)

@@ -56,7 +56,7 @@ class Group:
         self.members = tuple(range(identity.workers) if members is None else members)
         self.rank = self.members.index(identity.rank)
         self._context = context
-        self._looks = backend == "gloo"  # NCCL's wait returns at once
+        self._is_gloo = backend == "gloo"  # NCCL's wait returns at once
         store: Store = HashStore() if context.store is None else context.store
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
@@ -96,22 +96,24 @@ class Group:
         waits for it when the interpreter ends is ended inside a destructor, which aborts the
         process: seen after the last step of one job in thirty (decision 0164).
         """
-        for key, tensor in list(self._lent.items()):
-            if tensor._use_count() == 1:  # nobody but us
-                del self._lent[key]
-        self._lent[id(flat)] = flat
+        if self._is_gloo:
+            for key, tensor in list(self._lent.items()):
+                if tensor._use_count() == 1:  # nobody but us
+                    del self._lent[key]
+            self._lent[id(flat)] = flat
         return flat
 
     def _keep(self, work: Any) -> Any:
         """A work holds Python's state of the thread that began it: the same for the last ones."""
-        self._works.append(work)
+        if self._is_gloo:
+            self._works.append(work)
         return work
 
     def _wait_for_all(self, work: Any) -> None:
         """What all take part in never ends when one has left: look now and then whether one has."""
         crew, has_left = self._context.crew, False
         look = timedelta(seconds=LOOK_SECONDS if crew is None else CREW_LOOK_SECONDS)
-        while self._looks and not _ends_within(work, look):
+        while self._is_gloo and not _ends_within(work, look):
             if crew is not None and crew.is_short:
                 raise MemberLost
             if crew is None and has_left:

@@ -9,11 +9,9 @@ from paceline.explain.actions import actions
 from paceline.explain.causes import Evidence, Loss, causes, first_steps_excess
 from paceline.explain.facts import Facts, gather
 from paceline.explain.findings import Cause, Explanation, WallPart
-from paceline.explain.inside import Gather, inside
-from paceline.explain.lateness import find_late
+from paceline.explain.inside import Gather, inside, of_steps
 from paceline.explain.learning import DOUBTFUL, OF_LEARNING, learning
-from paceline.explain.machine import shortage
-from paceline.explain.needs import Needs, needs_of
+from paceline.explain.needs import Needs
 from paceline.explain.parts import parts
 from paceline.explain.spans import slowed
 from paceline.explain.unsteady import unsteady
@@ -48,7 +46,13 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
     found = causes(evidence)
     if other is not None and all(loss.name in DOUBTFUL for loss in found):
         # Better than a sick one is not yet healthy.
-        alone = _evidence(facts, failed, None, part)
+        alone = replace(
+            evidence,
+            parts=parts(facts),
+            learning=learning(facts),
+            baseline=None,
+            efficiency=None,
+        )
         found = causes(alone)
         if found:
             evidence, beside = replace(alone, baseline=other, efficiency=evidence.efficiency), None
@@ -103,13 +107,9 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
 
 
 def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Evidence:
-    became_slow, short = slowed(facts), shortage(facts)
-    return Evidence(
-        facts=facts,
-        needs=needs_of(facts),
-        parts=parts(facts, other),
-        late=find_late(facts, short),
-        shortage=short,
+    became_slow = slowed(facts)
+    return replace(
+        of_steps(facts, other),
         unsteady=unsteady(facts) if became_slow is None else None,
         slowed=became_slow,
         learning=learning(facts, other),

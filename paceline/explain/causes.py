@@ -93,13 +93,13 @@ class Evidence:
     parts: Sequence[Part]
     late: Late | None
     shortage: Shortage | None
-    unsteady: Unsteady | None
-    slowed: Slowed | None
-    learning: Learning | None
-    baseline: Facts | None
-    efficiency: float | None
-    failure: str
-    lost: str
+    unsteady: Unsteady | None = None
+    slowed: Slowed | None = None
+    learning: Learning | None = None
+    baseline: Facts | None = None
+    efficiency: float | None = None
+    failure: str = ""
+    lost: str = ""
     inside: "Inside | None" = None
 
 
@@ -124,7 +124,7 @@ def causes(evidence: Evidence) -> list[Loss]:
     if evidence.lost:
         first.append("lost")
     wrong = learn.troubles(facts, evidence.learning)
-    first += [name for name in wrong if learn.is_certain(facts, name)]
+    first += [name for name in wrong if learn.is_certain(facts, name, wrong)]
     if short_of_memory(facts):
         first.append("memory")
     doubtful = [Loss(name=name, seconds=0.0) for name in wrong if name not in first]

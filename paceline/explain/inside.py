@@ -29,8 +29,8 @@ def inside(facts: Facts, slow: Slowed, gather: Gather) -> Inside | None:
     """What slow steps lose that others do not; None where no cause but their length is found."""
     if slow.grows:
         return None
-    within = _evidence(gather(slow.holds))
-    without = _evidence(gather(_longest_other(facts.typical, slow)))
+    within = of_steps(gather(slow.holds))
+    without = of_steps(gather(_longest_other(facts.typical, slow)))
     longer = within.facts.typical.step_seconds - without.facts.typical.step_seconds
     before: dict[CauseName, float] = {loss.name: loss.seconds for loss in step_losses(without)}
     more = [
@@ -56,20 +56,13 @@ def _longest_other(worker: WorkerFacts, slow: Slowed) -> Callable[[int], bool]:
     return lambda step: end is not None and step >= end
 
 
-def _evidence(facts: Facts) -> Evidence:
-    """Of a part of a run: nothing about how it ended or what it learnt."""
+def of_steps(facts: Facts, baseline: Facts | None = None) -> Evidence:
+    """What steps tell by themselves: nothing about how a run ended or what it learnt."""
     short = shortage(facts)
     return Evidence(
         facts=facts,
         needs=needs_of(facts),
-        parts=parts(facts),
+        parts=parts(facts, baseline),
         late=find_late(facts, short),
         shortage=short,
-        unsteady=None,
-        slowed=None,
-        learning=None,
-        baseline=None,
-        efficiency=None,
-        failure="",
-        lost="",
     )

@@ -13,22 +13,17 @@ from paceline import record, spec
 from paceline.explain import samples
 from paceline.explain.facts import Facts
 from paceline.explain.findings import CauseName, Learning, RateRise
+from paceline.explain.samples import LEARNT_FRACTION, SPIKE_FACTOR
 from paceline.record.entries import NOT_FINITE
 
 RISEN_FACTOR = 1.3
 """A loss this many times the first one has diverged."""
-
-SPIKE_FACTOR = 3.0
-"""So has one that was this many times the first one on the way."""
 
 SUNK_FACTOR = 100.0
 """A loss so many times as far below zero as it began has nothing that stops it."""
 
 SETTLED_FRACTION = 0.2
 """The first steps of a run may overshoot."""
-
-LEARNT_FRACTION = 0.05
-"""A loss that fell by less than this has not learnt; noise of a batch is about as large."""
 
 CHANCE_FRACTION = 0.03
 """How near to ln(classes) a loss is chance's."""
@@ -79,7 +74,7 @@ def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
     known = list(facts.losses.values())
     if not known:
         return None
-    few = _few(known)
+    few, best = _few(known), _best(facts)
     equal = _compared(facts, baseline) if baseline is not None and baseline.losses else (None, None)
     return Learning(
         first=_mean(known[: max(1, few // 3)]),
@@ -89,8 +84,8 @@ def learning(facts: Facts, baseline: Facts | None = None) -> Learning | None:
         staleness=_staleness(facts),
         at_equal_samples=equal[0],
         at_equal_seconds=equal[1],
-        best=_best(facts),
-        rate_rise=_rate_rise(facts),
+        best=best,
+        rate_rise=_rate_rise(facts, best),
         seen_at_backward=_is_seen(facts),
     )
 
@@ -148,10 +143,10 @@ def troubles(facts: Facts, found: Learning | None) -> list[CauseName]:
     return names
 
 
-def is_certain(facts: Facts, name: CauseName) -> bool:
+def is_certain(facts: Facts, name: CauseName, all_wrong: Sequence[CauseName]) -> bool:
     """Whether it comes before what costs time. A loss that has not moved yet does not."""
     if name == "odd-worker":
-        spoilt = trouble(facts, learning(facts)) in ("diverged", "not-finite")
+        spoilt = "diverged" in all_wrong or "not-finite" in all_wrong
         return spoilt or samples.is_left_behind(facts)
     if name == "flat":
         return rate_is_zero(facts)
@@ -241,9 +236,8 @@ def _best(facts: Facts) -> tuple[int, float] | None:
     return finite[least + few // 2][0], means[least]
 
 
-def _rate_rise(facts: Facts) -> RateRise | None:
+def _rate_rise(facts: Facts, best: tuple[int, float] | None) -> RateRise | None:
     """A learning rate that rose between the best loss and what became of it."""
-    best = _best(facts)
     rates = {s.step: s.learning_rate for s in facts.typical.entries if s.learning_rate is not None}
     if best is None or not rates:
         return None

@@ -40,13 +40,11 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     elif cause == "diverged" and evidence.learning and learn.has_sunk(evidence.learning):
         text = "look at the sign of the loss: training makes it small, not large"
         yield Action(text=text)
-    elif cause == "flat":
-        known = f" than {rate:.2g}" if rate else ""
-        text = "see that gradients reach the weights: nothing detached, nothing frozen"
-        yield Action(text=f"{text}; then try another learning rate{known}")
-    elif cause == "chance":
-        known = f" than {rate:.2g}" if rate else ""
-        yield Action(text=f"try another learning rate{known}, and see whether one worker learns")
+    elif cause in ("chance", "flat"):
+        other = "try another learning rate" + (f" than {rate:.2g}" if rate else "")
+        text = "see that gradients reach the weights: nothing detached, nothing frozen; then "
+        flat = cause == "flat"
+        yield Action(text=text + other if flat else f"{other}, and see whether one worker learns")
     elif rise is not None:
         yield _without_rise(evidence.facts, rise)
     elif began:

@@ -26,11 +26,11 @@ LEFT_BEHIND_FRACTION = 0.3
 """So has one whose loss has not fallen where all others' have, by this share: weights are the
 same."""
 
-THROWN_FACTOR = 3.0
-"""Losses this many times the first are thrown about, and tell nothing of samples."""
+SPIKE_FACTOR = 3.0
+"""A loss this many times the first is thrown about, or was: it tells nothing of samples."""
 
-NOT_FALLEN_FRACTION = 0.05
-"""A loss that fell by less than this has not; noise of a batch is about as large."""
+LEARNT_FRACTION = 0.05
+"""A loss that fell by less than this has not learnt; noise of a batch is about as large."""
 
 
 def sees_the_same(facts: Facts) -> bool:
@@ -62,7 +62,7 @@ def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
     if lasting and lasting >= ODD_FRACTION:
         return found
     settled = {name: median(losses[-(fewest // 2) :]) for name, losses in own.items()}
-    if max(settled.values()) >= THROWN_FACTOR * max(firsts[0].values()):
+    if max(settled.values()) >= SPIKE_FACTOR * max(firsts[0].values()):
         return None
     behind = _left_behind(own)
     if behind:
@@ -91,7 +91,7 @@ def _left_behind(own: dict[str, list[float]]) -> str:
         for name, losses in own.items()
     }
     least, *others = sorted(fell, key=lambda name: fell[name])
-    alone = fell[least] < NOT_FALLEN_FRACTION and fell[others[0]] > LEFT_BEHIND_FRACTION
+    alone = fell[least] < LEARNT_FRACTION and fell[others[0]] > LEFT_BEHIND_FRACTION
     return least if alone else ""
 
 

@@ -57,7 +57,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="paceline-recorder", daemon=True)
 
     def __enter__(self) -> "Recorder":
-        self._began_seconds, self._began_cpu = time.monotonic(), self._cpu_seconds()
+        self._began_seconds, (self._began_cpu, _) = time.monotonic(), self._cpu_seconds()
         self._last_seconds, self._last_cpu = self._began_seconds, self._began_cpu
         self._last_children = 0.0
         self._last_traffic = Traffic(0, 0, 0, 0)
@@ -153,8 +153,9 @@ class Recorder:
 
     def _sample(self) -> Sample:
         now, traffic = time.monotonic(), self._traffic.read()
-        children = max(self._children_seconds(), self._last_children)  # one may end meanwhile
-        cpu = self._cpu_seconds() + children
+        own, children = self._cpu_seconds()
+        children = max(children, self._last_children)  # one may end meanwhile
+        cpu = own + children
         wait, machine = waited_seconds(), busy_machine_seconds()
         rss_bytes = self._process.memory_info().rss
         self.member.max_rss_bytes = max(rss_bytes, self.member.max_rss_bytes or 0)
@@ -177,13 +178,9 @@ class Recorder:
         self._last_children = children
         return sample
 
-    def _cpu_seconds(self) -> float:
-        """Of this process alone."""
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Of this process alone, and of all that it started, whether they run or have ended."""
         times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-    def _children_seconds(self) -> float:
-        """Of all that it started, whether they run or have ended."""
-        times = self._process.cpu_times()
-        ended = float(times.children_user + times.children_system)
-        return ended + children_seconds(self._process.pid)
+        ended = times.children_user + times.children_system
+        own = float(times.user + times.system)
+        return own, float(ended) + children_seconds(self._process.pid)

@@ -192,7 +192,8 @@ class _Worker:
         session, model = self._session, self._model
         if not isinstance(model, PipelineModel):
             session.gradients.scale_by(len(batch[0]) * len(session.members) / total)
-        before = [one.clone() for one in model.buffers()] if session.survivors.go_on else []
+        again = session.survivors.go_on and session.survivors.makes_again
+        before = [one.clone() for one in model.buffers()] if again else []
         try:
             self.step(step, *batch)
         except StepAgain:

@@ -2,25 +2,10 @@
 
 import random
 
-import msgspec
 import pytest
 
 from paceline.explain import explain
-from paceline.record import open_folder
-from tests.synthetic import Machine, Times, synchronous_run
-
-
-def names(found):
-    return [cause.name for cause in found.causes]
-
-
-def rewritten(run, change):
-    """The same run, with every worker's steps changed."""
-    for file in (run.path / "members").glob("worker*.steps.jsonl"):
-        entries = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
-        changed = [change(file.name.partition(".")[0], entry) for entry in entries]
-        file.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in changed))
-    return open_folder(run.path)
+from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
 
 
 class TestSpans:

@@ -7,23 +7,10 @@ from paceline import spec
 from paceline.errors import RecordError
 from paceline.explain import explain
 from paceline.record import Event, open_folder
-from tests.synthetic import Machine, Times, synchronous_run
+from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
 
 CLASSES = {"num_classes": 10.0}
 SLOW = Times(forward=0.030, backward=0.054)
-
-
-def names(found):
-    return [cause.name for cause in found.causes]
-
-
-def rewritten_steps(run, change):
-    """The same run, with every worker's steps changed."""
-    for file in (run.path / "members").glob("worker*.steps.jsonl"):
-        entries = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
-        changed = [change(file.name.partition(".")[0], entry) for entry in entries]
-        file.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in changed))
-    return open_folder(run.path)
 
 
 class TestInTime:
@@ -75,7 +62,7 @@ class TestWhoIsLate:
         def triple(name, entry):
             return {**entry, "samples": 96} if name == "worker1" else entry
 
-        found = explain(rewritten_steps(run, triple))
+        found = explain(rewritten(run, triple))
         assert found.late.reason == "share", found.verdict
         assert "3.0 times the typical worker's samples" in found.verdict
         assert found.actions[0].change == {"shares": [1.0, 1.0]}
@@ -170,7 +157,7 @@ class TestPeers:
         summary = run.summary()
         summary.architecture = "keras-ring"
         run.write_summary(summary)
-        return rewritten_steps(run, change)
+        return rewritten(run, change)
 
     def test_our_exchange_under_another_framework(self, tmp_path):
         found = explain(self.keras(tmp_path / "run"))
@@ -203,7 +190,7 @@ def test_every_stage_of_a_pipeline_waits(tmp_path):
             "breakdown_seconds": breakdown,
         }
 
-    found = explain(rewritten_steps(run, waiting))
+    found = explain(rewritten(run, waiting))
     assert names(found)[0] == "bubble", found.verdict
     assert "microbatches=4" in found.actions[0].text
 

@@ -17,13 +17,9 @@ from paceline.bench.table import loss_difference
 from paceline.explain import explain
 from paceline.explain.findings import CauseName
 from paceline.record import RunFolder, open_folder
-from tests.synthetic import MB, Machine, Times, synchronous_run
+from tests.synthetic import MB, Machine, Times, names, synchronous_run
 
 CLASSES = {"num_classes": 10.0}
-
-
-def names(found):
-    return [cause.name for cause in found.causes]
 
 
 class TestLosses:

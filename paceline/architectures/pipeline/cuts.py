@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import psutil
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 
 from paceline import spec
 from paceline.architectures.base import Context
@@ -105,15 +106,10 @@ def agree_on_cuts(
     if context.identity.rank == 0:
         try:
             built, cuts = _decide(options, context, job, built, places)
-        except SpecError as error:
-            refused = Cuts(refused=(error.where, error.problem, error.fix))
-            store.set(KEY, msgspec.json.encode(refused).decode())
-            raise
         except Exception as error:
-            failed = Cuts(failed=(str(error).splitlines() or [type(error).__name__])[0])
-            store.set(KEY, msgspec.json.encode(failed).decode())
+            _tell(store, _without_cuts(error))
             raise
-        store.set(KEY, msgspec.json.encode(cuts).decode())
+        _tell(store, cuts)
         return built, cuts
     try:
         cuts = msgspec.json.decode(store.get(KEY), type=Cuts)
@@ -127,6 +123,17 @@ def agree_on_cuts(
     if cuts.is_whole and not built.deferred.is_whole:
         built = _whole(job, built.before)
     return built, cuts
+
+
+def _tell(store: Store, cuts: Cuts) -> None:
+    store.set(KEY, msgspec.json.encode(cuts).decode())
+
+
+def _without_cuts(error: Exception) -> Cuts:
+    """What the others must know to end as worker 0 does."""
+    if isinstance(error, SpecError):
+        return Cuts(refused=(error.where, error.problem, error.fix))
+    return Cuts(failed=(str(error).splitlines() or [type(error).__name__])[0])
 
 
 def _decide(
@@ -155,24 +162,25 @@ def _decide(
 def _first_of_stages(
     options: spec.Pipeline, job: Job, measured: Sequence[Measured], places: Places
 ) -> list[int]:
-    if places.num_stages > len(measured):
-        raise too_few(len(measured), places.length, places.loops, places.replicas)
+    pipe = places.pipe
+    if pipe.stages > len(measured):
+        raise too_few(len(measured), pipe.workers, pipe.loops, places.replicas)
     limit = options.memory_bytes
     return cut(
         [one.cost for one in measured],
-        pieces=places.num_stages,
+        pieces=pipe.stages,
         held=[
             in_flight(
-                options.schedule,
-                stage=places.owner(stage),
-                stages=places.length,
-                microbatches=options.microbatches,
-                loops=places.loops,
+                pipe.schedule,
+                stage=pipe.owner(stage),
+                stages=pipe.workers,
+                microbatches=pipe.microbatches,
+                loops=pipe.loops,
             )
-            for stage in range(places.num_stages)
+            for stage in range(pipe.stages)
         ],
         weight_factor=job.weight_factor,
-        memory_bytes=None if limit is None else limit // places.loops,
+        memory_bytes=None if limit is None else limit // pipe.loops,
     )
 
 
@@ -191,21 +199,10 @@ def _compared(options: spec.Pipeline, context: Context, job: Job, built: Built) 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), "0")
-    return int(kib) * 1024
+    return int(psutil.virtual_memory().available)
 
 
-def idle(options: spec.Pipeline, places: Places, seconds: Sequence[float]) -> float:
+def idle(pipe: Pipe, seconds: Sequence[float]) -> float:
     """What the schedule leaves workers to wait, with stages that take these seconds."""
-    pipe = Pipe(
-        schedule=options.schedule,
-        workers=places.length,
-        microbatches=options.microbatches,
-        loops=places.loops,
-    )
     part = {"forward": FORWARD_FRACTION, "backward": 1 - FORWARD_FRACTION}
     return idle_fraction(pipe, lambda turn: part[turn.kind] * seconds[turn.stage])

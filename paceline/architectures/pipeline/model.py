@@ -32,9 +32,9 @@ class PipelineModel(nn.Module):
         rows = [units[a:b] for a, b in zip(cuts.starts, stops, strict=True)]
         self.cuts, self.is_compared = [row[0].name for row in rows], cuts.is_compared
         self.sees_batch = cuts.sees_batch
-        self.idle_fraction = idle(options, self._places, cuts.seconds)
+        self.idle_fraction = idle(self._places.pipe, cuts.seconds)
         shapes = [torch.empty(s, device="meta", requires_grad=True) for s in cuts.shapes]
-        mine = [stage for stage in range(len(rows)) if self._places.owner(stage) == self.place]
+        mine = [stage for stage in range(len(rows)) if self._places.pipe.owner(stage) == self.place]
         self._is_first, self._is_last = mine[0] == 0, mine[-1] == len(rows) - 1
         own = [Row(rows[stage]) for stage in mine]
         names = names_of(rows)
@@ -123,7 +123,7 @@ class PipelineModel(nn.Module):
     @property
     def counted_part(self) -> Callable[[int], slice]:
         """Which of its pipeline's samples this worker answers for in the record."""
-        return part_of(self.place, [1.0] * self._places.length)
+        return part_of(self.place, [1.0] * self._places.pipe.workers)
 
     def clip(self, max_norm: float) -> Tensor:
         """Bound the norm of the whole gradient, of which each worker has a part; returns it."""

@@ -7,46 +7,47 @@ import torch.distributed as dist
 
 from paceline import spec
 from paceline.models.units import Row, Unit
+from paceline.protocol.pipeline import Pipe
 
 
 class Places:
     """Who holds which stage of which pipeline: pipelines are runs of consecutive ranks."""
 
     def __init__(self, options: spec.Pipeline, workers: int, rank: int) -> None:
-        self.replicas, self.loops = options.replicas, options.stages_per_worker
-        self.length = workers // self.replicas
-        self.replica, self.place = divmod(rank, self.length)
-        self.last_rank = self.replica * self.length + self.length - 1
+        self.replicas = options.replicas
+        self.pipe = Pipe(
+            schedule=options.schedule,
+            workers=workers // self.replicas,
+            microbatches=options.microbatches,
+            loops=options.stages_per_worker,
+        )
+        """Each of them."""
+        self.replica, self.place = divmod(rank, self.pipe.workers)
+        self.last_rank = self.ranks(self.replica)[-1]
 
-    @property
-    def num_stages(self) -> int:
-        return self.length * self.loops
-
-    def owner(self, stage: int) -> int:
-        return stage % self.length
-
-    def pipe(self, replica: int) -> list[int]:
-        return list(range(replica * self.length, (replica + 1) * self.length))
+    def ranks(self, replica: int) -> range:
+        """The workers of one of the pipelines."""
+        return range(replica * self.pipe.workers, (replica + 1) * self.pipe.workers)
 
 
 class Groups:
     """Process groups; every worker makes all of them, in one order."""
 
     def __init__(self, places: Places, owners: dict[str, list[int]]) -> None:
-        pipes = [dist.new_group(places.pipe(r)) for r in range(places.replicas)]
+        pipes = [dist.new_group(list(places.ranks(r))) for r in range(places.replicas)]
         self.pipe = pipes[places.replica]
         self.twins = None
         if places.replicas > 1:
             columns = [
-                dist.new_group([places.pipe(r)[place] for r in range(places.replicas)])
-                for place in range(places.length)
+                dist.new_group([places.ranks(r)[place] for r in range(places.replicas)])
+                for place in range(places.pipe.workers)
             ]
             self.twins = columns[places.place]
         self.ties: dict[str, tuple[Any, int]] = {}
         """Name of a weight that several workers hold -> their group, and the first of them."""
         for name, own in sorted(owners.items()):
             for replica in range(places.replicas):
-                group = dist.new_group([places.pipe(replica)[place] for place in own])
+                group = dist.new_group([places.ranks(replica)[place] for place in own])
                 if replica == places.replica:
                     self.ties[name] = (group, own[0])
 
@@ -67,5 +68,5 @@ def owners_of(
     found: dict[str, set[int]] = {}
     for stage, units in enumerate(rows):
         for _, parameter in Row(units).named_in_model():
-            found.setdefault(names[id(parameter)], set()).add(places.owner(stage))
+            found.setdefault(names[id(parameter)], set()).add(places.pipe.owner(stage))
     return {name: sorted(own) for name, own in found.items() if len(own) > 1}
