@@ -12,6 +12,9 @@ import msgspec
 from paceline import spec
 from paceline.explain import samples
 from paceline.explain.causes import (
+    FEW_SAMPLES,
+    FIXED_COMPUTE,
+    FIXED_OF_FEW,
     Evidence,
     Inside,
     Loss,
@@ -45,13 +48,6 @@ from paceline.explain.needs import (
 from paceline.explain.phases import OWN_PHASES
 from paceline.explain.rates import against_loss
 from paceline.explain.spans import Slowed
-
-FIXED_COMPUTE, FIXED_OF_FEW = 0.4, 0.8
-"""Share of forward and backward that may not grow with the batch, on real cores: small matrices
-use them badly, those of a few samples hardly at all."""
-
-FEW_SAMPLES = 8
-"""Fewer fill no core's registers."""
 
 ONE_MAKES_FRACTION = 0.8
 """A worker that makes this much of all pauses makes them alone."""

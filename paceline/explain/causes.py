@@ -45,6 +45,13 @@ quorum is for."""
 BULK_BYTES = 16e6
 """Gradients of a step that are many: a larger batch makes them rarer, not fewer."""
 
+FIXED_COMPUTE, FIXED_OF_FEW = 0.4, 0.8
+"""Share of forward and backward that may not grow with the batch, on real cores: small matrices
+use them badly, those of a few samples hardly at all."""
+
+FEW_SAMPLES = 8
+"""Fewer fill no core's registers."""
+
 SHARED_CORES = 0.7
 """Members that use more of the machine's cores than this have to share them."""
 
@@ -310,6 +317,8 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
     if typical.overhead_seconds > SCRIPT_SECONDS or small_pieces(facts.architecture) is not None:
         return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
+    if facts.computes_here and typical.samples < FEW_SAMPLES:
+        per_sample *= 1 - FIXED_OF_FEW
     fixed = fixed_seconds(typical, found.get("transport", 0.0))
     if _moves_much(facts) and found.get("transport", 0.0) > fixed / 2:
         return
