@@ -29,8 +29,8 @@ def asked(**workload):
             model="adult-dnn",
             data="synthetic",
             global_batch=16,
-            steps=3000,
-            checkpoint_every=40,
+            steps=100_000,
+            checkpoint_every=400,  # seconds apart: the record is written a moment after the step
             **workload,
         ),
     )
@@ -45,15 +45,18 @@ def wait_for(condition, launcher):
         time.sleep(0.02)
 
 
+def past_the_newest(run):
+    return RunFolder(run).steps("worker0")[-1].step > checkpoints.choose(run).manifest.step + 10
+
+
 @pytest.mark.timeout(300)
 def test_a_run_whose_launcher_was_killed_goes_on_exactly(tmp_path):
     run, question = tmp_path / "run", tmp_path / "question.toml"
     question.write_text(spec.to_toml(asked()), encoding="utf-8")
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(question), str(run)])
     try:
-        wait_for((run / "checkpoints" / "step-00000080.json").exists, launcher)
-        saved = checkpoints.choose(run).manifest.step
-        wait_for(lambda: RunFolder(run).steps("worker0")[-1].step > saved + 10, launcher)
+        wait_for((run / "checkpoints" / "step-00000400.json").exists, launcher)
+        wait_for(lambda: past_the_newest(run), launcher)
         members = psutil.Process(launcher.pid).children()
     finally:
         launcher.kill()
