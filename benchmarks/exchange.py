@@ -27,9 +27,9 @@ import torch.distributed as dist
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.server import setup
-from paceline.architectures.server.memory import Piece
-from paceline.architectures.server.plan import Exchanged
+from paceline.architectures.server.exchange import setup
+from paceline.architectures.server.exchange.memory import Piece
+from paceline.architectures.server.exchange.plan import Exchanged
 from paceline.launch import Identity
 from paceline.launch.local import share_cores
 from paceline.models.memory import keep_freed_memory

@@ -24,9 +24,9 @@ from paceline.architectures.buckets import Bucket, BucketedArchitecture
 from paceline.architectures.collective import TorchCollective
 from paceline.architectures.group import ended_early
 from paceline.architectures.server import serve as serve_leaders
-from paceline.architectures.server.opening import Exchange
-from paceline.architectures.server.plan import Exchanged
-from paceline.architectures.server.setup import Meeting
+from paceline.architectures.server.exchange.opening import Exchange
+from paceline.architectures.server.exchange.plan import Exchanged
+from paceline.architectures.server.exchange.setup import Meeting
 from paceline.errors import DeadlineError, SpecError
 from paceline.launch import Identity
 from paceline.wire import Segment, Ticket

@@ -1,7 +1,7 @@
 """Which Keras optimizers servers can run, and with what settings.
 
-A rule is a torch optimizer with Keras' formula (`architectures/server/keras_rules`). What happens
-around an update in Keras and not in the rule (constraints, averages of weights) is refused.
+A rule is a torch optimizer with Keras' formula (`architectures/server/seat/keras_rules`). What
+happens around an update in Keras and not in the rule (constraints, averages of weights) is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import tensorflow as tf
 import torch
 
 from paceline import spec
-from paceline.architectures.server import keras_rules
+from paceline.architectures.server.seat import keras_rules
 from paceline.errors import SpecError
 from paceline.tensorflow.mirror import Mirror
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paceline import spec
-from paceline.architectures.server import serving
+from paceline.architectures.server.seat import serving
 from paceline.errors import MemberError
 from paceline.testing import run_members
 from paceline.training import script

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from paceline import data, spec
-from paceline.architectures.server import device as devices
 from paceline.architectures.server import streaming_of
-from paceline.architectures.server.updates import only
+from paceline.architectures.server.exchange import device as devices
+from paceline.architectures.server.seat.updates import only
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume
 from tests.curves import (

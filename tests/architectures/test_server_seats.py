@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline import spec
-from paceline.architectures.server import device_serving, setup
+from paceline.architectures.server.exchange import setup
+from paceline.architectures.server.seat import device_serving
 from paceline.cli import main
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume

@@ -13,9 +13,9 @@ from torch.distributed import HashStore
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.server import setup
-from paceline.architectures.server.loop import MemberLoop
-from paceline.architectures.server.plan import Exchanged
+from paceline.architectures.server.exchange import setup
+from paceline.architectures.server.exchange.loop import MemberLoop
+from paceline.architectures.server.exchange.plan import Exchanged
 from paceline.launch import Identity
 from paceline.protocol.actions import Ready, Work
 from paceline.telemetry import StepClock

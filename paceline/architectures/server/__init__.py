@@ -3,18 +3,20 @@
 synchronous   one worker's side in steps that all workers take together; `asynchronous` in the rest
 watching      what the first step shows of a script; `weights` what it sees of its weights,
               gradients and optimizer while they are with the servers
-opening       one exchange, without autograd; `setup` and `plan` before it, `cutting` into it
-loop          carries out what the protocol's machines decide: by `exchange`, the worker's side,
-              `serving`, the server's, and `carriers`, the ways between them
-device        the worker's side where its tensors are on a GPU; `device_serving` a seat on one
-updates       what servers do with gradients, and the optimizer's state on its way
+streaming     gradients that leave as they are made
+exchange      between members, without autograd: `opening` one, `setup` and `plan` before it,
+              `cutting` into it; `loop` carries out what the protocol's machines decide, by
+              `worker`, the worker's side, and `carriers`, the ways to the server's; `device` where
+              a worker's tensors are on a GPU
+seat          the server's side: `serving`, on a GPU `device_serving`; `updates` what is done with
+              gradients, and the optimizer's state on its way
 """
 
 from paceline import spec
 from paceline.architectures.base import Architecture, Context
 from paceline.architectures.server.asynchronous import AsynchronousServer
-from paceline.architectures.server.opening import serve
-from paceline.architectures.server.plan import shape_of
+from paceline.architectures.server.exchange.opening import serve
+from paceline.architectures.server.exchange.plan import shape_of
 from paceline.architectures.server.streaming import Streaming
 from paceline.architectures.server.synchronous import SynchronousServer
 from paceline.errors import SpecError

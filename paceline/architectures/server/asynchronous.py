@@ -17,11 +17,11 @@ from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.gradients import GradientTap
 from paceline.architectures.mixing import mix_in
-from paceline.architectures.server.opening import Exchange
-from paceline.architectures.server.plan import Exchanged, refuse_sparse, shape_of
-from paceline.architectures.server.setup import share_rest
+from paceline.architectures.server.exchange.opening import Exchange
+from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
+from paceline.architectures.server.exchange.setup import share_rest
+from paceline.architectures.server.seat.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, push_weights
-from paceline.architectures.server.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained, groups_of
 from paceline.errors import SpecError

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.architectures.base import Context
-from paceline.architectures.server.cutting import Stretch
-from paceline.architectures.server.exchange import Moment
-from paceline.architectures.server.opening import Exchange
-from paceline.architectures.server.setup import write_tensors
-from paceline.architectures.server.updates import pull_state, push_state, settings_of
+from paceline.architectures.server.exchange.cutting import Stretch
+from paceline.architectures.server.exchange.opening import Exchange
+from paceline.architectures.server.exchange.setup import write_tensors
+from paceline.architectures.server.exchange.worker import Moment
+from paceline.architectures.server.seat.updates import pull_state, push_state, settings_of
 from paceline.architectures.server.weights import HeldGradient, Owner, ServedWeights, make_remote
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.messages import Settings

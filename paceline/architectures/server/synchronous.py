@@ -27,11 +27,15 @@ from paceline.architectures.gradients import (
     with_mean_loss,
 )
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
-from paceline.architectures.server.opening import Exchange, of_generation, present_generation
-from paceline.architectures.server.plan import Exchanged, refuse_sparse, shape_of
-from paceline.architectures.server.setup import Meeting, share_rest
+from paceline.architectures.server.exchange.opening import (
+    Exchange,
+    of_generation,
+    present_generation,
+)
+from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
+from paceline.architectures.server.exchange.setup import Meeting, share_rest
+from paceline.architectures.server.seat.updates import server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, assign_weights
-from paceline.architectures.server.updates import server_class, settings_of
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained, groups_of
 from paceline.errors import ExchangeError, SpecError

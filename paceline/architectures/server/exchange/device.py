@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from paceline.architectures.base import Context
-from paceline.architectures.server.control import JobPlan
-from paceline.architectures.server.exchange import Moment, Request, Submitted, WorkerSide
-from paceline.architectures.server.memory import Flats, Piece, parts_of
+from paceline.architectures.server.exchange.control import JobPlan
+from paceline.architectures.server.exchange.memory import Flats, Piece, parts_of
+from paceline.architectures.server.exchange.worker import Moment, Request, Submitted, WorkerSide
 from paceline.errors import SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import Layout

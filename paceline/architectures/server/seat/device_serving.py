@@ -16,11 +16,11 @@ from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.server.carriers import Carrier, Payloads
-from paceline.architectures.server.control import AssignState, JobPlan, State
-from paceline.architectures.server.device import Pinned
-from paceline.architectures.server.memory import Flats
-from paceline.architectures.server.serving import ServerSide
+from paceline.architectures.server.exchange.carriers import Carrier, Payloads
+from paceline.architectures.server.exchange.control import AssignState, JobPlan, State
+from paceline.architectures.server.exchange.device import Pinned
+from paceline.architectures.server.exchange.memory import Flats
+from paceline.architectures.server.seat.serving import ServerSide
 from paceline.errors import SpecError
 from paceline.protocol.actions import Work
 from paceline.protocol.messages import Push

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline import spec
-from paceline.architectures.server.control import JobPlan
-from paceline.architectures.server.device import check_devices, is_apart
-from paceline.architectures.server.memory import DTYPES, is_dense
+from paceline.architectures.server.exchange.control import JobPlan
+from paceline.architectures.server.exchange.device import check_devices, is_apart
+from paceline.architectures.server.exchange.memory import DTYPES, is_dense
 from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import ParameterSize

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.architectures.compression import Codec
-from paceline.architectures.server.memory import Flats, Piece, from_buffer, gather
+from paceline.architectures.server.exchange.memory import Flats, Piece, from_buffer, gather
 
 Payloads = Sequence[memoryview | None]
 """None where one was received into its place."""

@@ -14,10 +14,10 @@ import msgspec
 from torch import Tensor
 
 from paceline.architectures.compression import Codec
-from paceline.architectures.server import control
-from paceline.architectures.server.carriers import Carrier, Payloads
-from paceline.architectures.server.control import AnyMessage, JobPlan
-from paceline.architectures.server.memory import Flats, Piece, as_buffer, from_buffer
+from paceline.architectures.server.exchange import control
+from paceline.architectures.server.exchange.carriers import Carrier, Payloads
+from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
+from paceline.architectures.server.exchange.memory import Flats, Piece, as_buffer, from_buffer
 from paceline.errors import DeadlineError
 from paceline.protocol.actions import (
     Blamed,

@@ -11,11 +11,11 @@ from typing import cast
 
 import torch
 
-from paceline.architectures.server import control
-from paceline.architectures.server.carriers import Payloads
-from paceline.architectures.server.control import AnyMessage, JobPlan
-from paceline.architectures.server.exchange import WorkerSide
-from paceline.architectures.server.serving import ServerSide
+from paceline.architectures.server.exchange import control
+from paceline.architectures.server.exchange.carriers import Payloads
+from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
+from paceline.architectures.server.exchange.worker import WorkerSide
+from paceline.architectures.server.seat.serving import ServerSide
 from paceline.protocol.actions import (
     Action,
     Blamed,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from paceline.architectures.server.exchange import Moment, Submitted, WorkerSide
-from paceline.architectures.server.memory import Piece, as_run, pieces_of
+from paceline.architectures.server.exchange.memory import Piece, as_run, pieces_of
+from paceline.architectures.server.exchange.worker import Moment, Submitted, WorkerSide
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Ready
 from paceline.protocol.chunks import Layout

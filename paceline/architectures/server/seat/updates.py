@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.architectures.server.exchange import WorkerSide
-from paceline.architectures.server.keras_rules import KERAS_RULES
-from paceline.architectures.server.memory import Piece, as_run, gather
+from paceline.architectures.server.exchange.memory import Piece, as_run, gather
+from paceline.architectures.server.exchange.worker import WorkerSide
+from paceline.architectures.server.seat.keras_rules import KERAS_RULES
 from paceline.protocol import Layout
 from paceline.protocol.messages import Setting, Settings
 

@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.architectures.server import control
-from paceline.architectures.server.carriers import Carrier, Payloads
-from paceline.architectures.server.control import JobPlan
-from paceline.architectures.server.memory import Piece, as_buffer, from_buffer
-from paceline.architectures.server.updates import ChunkOptimizers, mean, only
+from paceline.architectures.server.exchange import control
+from paceline.architectures.server.exchange.carriers import Carrier, Payloads
+from paceline.architectures.server.exchange.control import JobPlan
+from paceline.architectures.server.exchange.memory import Piece, as_buffer, from_buffer
+from paceline.architectures.server.seat.updates import ChunkOptimizers, mean, only
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Drop, Work
 from paceline.protocol.messages import Copy, Handed, Push

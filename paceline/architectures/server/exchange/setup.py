@@ -16,21 +16,26 @@ from torch._C._distributed_c10d import PrefixStore
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.compression import make_codec
-from paceline.architectures.server.carriers import Carrier, Carriers, Local, Shared, Wire
-from paceline.architectures.server.control import AnyMessage, JobPlan
-from paceline.architectures.server.device import (
+from paceline.architectures.server.exchange.carriers import Carrier, Carriers, Local, Shared, Wire
+from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
+from paceline.architectures.server.exchange.device import (
     DeviceWorker,
     Pinned,
     Staging,
     open_staging,
     use_free_cores,
 )
-from paceline.architectures.server.device_serving import DeviceServerSide, seat_device
-from paceline.architectures.server.exchange import WorkerSide
-from paceline.architectures.server.loop import MemberLoop
-from paceline.architectures.server.memory import Flats
-from paceline.architectures.server.plan import Exchanged, check_plan, make_job_plan, shape_of
-from paceline.architectures.server.serving import ServerSide
+from paceline.architectures.server.exchange.loop import MemberLoop
+from paceline.architectures.server.exchange.memory import Flats
+from paceline.architectures.server.exchange.plan import (
+    Exchanged,
+    check_plan,
+    make_job_plan,
+    shape_of,
+)
+from paceline.architectures.server.exchange.worker import WorkerSide
+from paceline.architectures.server.seat.device_serving import DeviceServerSide, seat_device
+from paceline.architectures.server.seat.serving import ServerSide
 from paceline.errors import DeadlineError, ExchangeError
 from paceline.launch import Identity
 from paceline.protocol.exchange import ExchangeMachine
