@@ -353,6 +353,8 @@ class ExchangeMachine:
         """Tell every other seat, and ask for the weights of the step to start at."""
         if admitted.generation <= self.generation:
             return []  # came before
+        if self._homes.lost:
+            raise ExchangeError(f"{self._homes.names} was lost while worker{self.worker} joined.")
         self.generation, self.step = admitted.generation, admitted.step
         self._welcomes = set(range(len(self._members))) - {self._homes.arbiter}
         self._crew = dict.fromkeys(admitted.crew, admitted.step)
@@ -419,4 +421,5 @@ class ExchangeMachine:
             for chunk in sorted(orphans)
             if self._owners[chunk] == seat
         )
-        return Orphans(self.worker, self._homes.lost, holdings, self.generation)
+        joined = tuple(sorted(worker for worker in self._crew if worker >= self._plan.workers))
+        return Orphans(self.worker, self._homes.lost, holdings, joined, self.generation)

@@ -273,6 +273,10 @@ class Orphans(Message, frozen=True, array_like=True, tag=True):
     """In the order in which they were."""
 
     holdings: tuple[Holding, ...]
+    joined: tuple[int, ...] = ()
+    """Workers that came later, as it was told: the lost seat may have admitted one whom no other
+    knows."""
+
     generation: int = 0
 
 

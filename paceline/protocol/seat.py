@@ -318,8 +318,9 @@ class SeatMachine(Chunks):
     def _hear_of_orphans(self, event: Orphans) -> list[Action]:
         """A server was lost: take in the chunks that are dealt to this seat."""
         news = self._homes.hear(event)
-        others = [*sorted(self._losses.doubted), *self._admission.pending]
-        if news and others:
+        others = [*sorted(self._losses.doubted), *self._admission.pending] if news else []
+        others += [worker for worker in event.joined if not self.roster.knows(worker)]
+        if others:
             told = " and ".join(f"worker{worker}" for worker in others)
             raise ExchangeError(f"{self._homes.names} was lost while {told} came or went.")
         if news:

@@ -5,9 +5,20 @@ import random
 import pytest
 
 from paceline.errors import ExchangeError
-from paceline.protocol.actions import Departed, KeepCopy, Lost, Ready, Rehomed, Send, Served, Usable
+from paceline.protocol.actions import (
+    Departed,
+    Enter,
+    KeepCopy,
+    Lost,
+    Ready,
+    Rehomed,
+    Send,
+    Served,
+    Usable,
+)
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import (
+    Admitted,
     Answer,
     Copied,
     Copy,
@@ -15,6 +26,7 @@ from paceline.protocol.messages import (
     Handed,
     Holding,
     Join,
+    Newcomer,
     Orphans,
     Push,
     Rescue,
@@ -184,6 +196,24 @@ def test_who_asks_to_join_without_a_server_is_told_so():
     (told,) = seat.handle(Join(2))
     assert told.to == "worker2"
     assert isinstance(told.message, Stop)
+
+
+def test_one_whom_the_lost_server_alone_had_admitted_stops_the_job():
+    """Some workers were told to share the batch with it, others were not."""
+    machine = machine_at(job(), 0)
+    machine.handle(Newcomer(2, 8))
+    (told,) = [a for a in machine.handle(Lost("server0")) if isinstance(a, Send) and a.seat][:1]
+    assert told.message.joined == (2,)
+    with pytest.raises(ExchangeError, match="server0 was lost while worker2 came or went"):
+        SeatMachine(job(), 1).handle(told.message)
+
+
+def test_a_worker_is_not_admitted_after_the_loss_of_a_server_that_it_saw():
+    machine = ExchangeMachine(job(), 2)
+    machine.handle(Enter())
+    machine.handle(Lost("server1"))
+    with pytest.raises(ExchangeError, match="server1 was lost while worker2 joined"):
+        machine.handle(Admitted(2, 1, 8, (0, 1, 2)))
 
 
 def test_two_orders_of_losses_stop_the_job():

@@ -42,6 +42,8 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
         for done, failed in enumerate(pool.imap_unordered(failing, portions), 1):
             found += failed
+            for seed in failed:
+                print(f"seed {seed} fails", file=sys.stderr)
             if done % 20 == 0 or done == len(portions):
                 seconds = time.monotonic() - began
                 left = seconds / done * (len(portions) - done)

@@ -14,12 +14,48 @@ from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import Answer
 from paceline.protocol.seat import SeatMachine
 from tests.simulation.job import simulate
-from tests.simulation.schedule import Schedule, draw, shrink
+from tests.simulation.schedule import Schedule, Trouble, draw, shrink
 from tests.simulation.search import failing
 
 
 def test_a_thousand_schedules_hold():
     assert failing(range(1000)) == []
+
+
+def job(seed, workers, servers, steps, troubles, **more):
+    mode, told = {"mode": "sync"}, tuple(Trouble(*trouble) for trouble in troubles)
+    shape = {"workers": workers, "servers": servers, "chunks": 1, "steps": steps}
+    return Schedule(seed=seed, mode=mode, whole=True, troubles=told, **shape, **more)
+
+
+FOUND = {
+    "the welcome of a lost server is awaited": job(
+        171215, 2, 3, 3, (("join", 53, 7, 1, 1), ("kill server", 2, 7, 2, 1))
+    ),
+    "and without it none may leave": job(
+        252851,
+        2,
+        2,
+        6,
+        (
+            ("cut", 42, 0, 5, 1),
+            ("kill", 37, 3, 5, 1),
+            ("join", 17, 7, 6, 1),
+            ("kill server", 7, 7, 4, 1),
+        ),
+        twice=True,
+        changes_rate=True,
+    ),
+    "some workers share with one whom the lost server alone had admitted": job(
+        173720, 4, 2, 4, (("join", 10, 3, 5, 1), ("kill server", 14, 0, 1, 1))
+    ),
+}
+"""Three of the first 330,000 schedules, shrunk."""
+
+
+@pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND)
+def test_what_was_found_once_holds(schedule):
+    simulate(schedule)
 
 
 def test_a_seed_is_replayed_exactly():
