@@ -26,6 +26,9 @@ from paceline.architectures.group import ended_early
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
+from paceline.protocol.actions import Action, AllReduce, Event
+from paceline.protocol.collectives import Agree, AverageMachine, Reduced, Settle
+from paceline.protocol.collectives import Trained as LocalStep
 
 
 class AverageArchitecture:
@@ -66,8 +69,7 @@ class AverageArchitecture:
     def settle(self) -> None:
         """A round out of turn where local steps were taken since the last: one model to look at."""
         for part in self._parts:
-            if not part.is_agreed:
-                part.exchange(in_turn=False)
+            part.settle()
 
     def state(self) -> dict[str, Any]:
         """Where the rounds are; and each worker's own momentum, which is never averaged alone."""
@@ -140,13 +142,28 @@ class Rounds:
         self.ever: dict[int, Tensor] = {}
         """All that was ever trained: what is frozen later was changed before."""
         self.buffers: list[Flat] = []
-        self.steps = self.rounds = self.exchanged_bytes = 0
-        self.is_agreed = True
+        self.exchanged_bytes = 0
         self._options, self._context, self._collective = options, context, collective
+        self._machine = self._machine_at(0)
         self._weights: list[Flat] = []
         self._state: list[Flat] = []
-        self._sent: list[Tensor] | None = None
-        self._facts: list[float] = []
+        self._sent: list[Tensor] = []
+        """What this worker had put into the round that is under way, overlapped."""
+        self._round = AllReduce(0, ())
+        self._tag: Tensor | None = None
+        """Of the round under way; None where this worker is alone."""
+
+    def _machine_at(self, step: int) -> AverageMachine:
+        every, overlap = self._options.every, self._options.overlap
+        return AverageMachine(self._collective.members, every=every, overlap=overlap, step=step)
+
+    @property
+    def steps(self) -> int:
+        return self._machine.step
+
+    @property
+    def rounds(self) -> int:
+        return self._machine.rounds
 
     @property
     def size_bytes(self) -> int:
@@ -156,7 +173,7 @@ class Rounds:
         new = {id(tensor): tensor for tensor in tensors if id(tensor) not in self.ever}
         if self.ever and not new:
             return
-        if self.ever and (self._options.outer != "none" or self._sent is not None):
+        if self.ever and (self._options.outer != "none" or self._sent):
             problem = "the script trains other parameters than in the first step."
             fix = "leave out outer and overlap, or train them all from the start."
             raise SpecError("architecture average", problem, fix)
@@ -168,87 +185,99 @@ class Rounds:
         return {"steps": self.steps, "outer": self._outer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.steps = int(state["steps"])
+        self._machine = self._machine_at(int(state["steps"]))
         self._outer.restore(state["outer"])
 
     def before_step(self) -> None:
         if not self._outer.has_started:
             self._outer.start()
-        self.is_agreed = False
 
     def after_step(self, *_: Any) -> None:
-        self.steps += 1
-        if self.steps % self._options.every == 0:
-            began = time.monotonic()
-            self.exchange(in_turn=True)
+        began, rounds = time.monotonic(), self.rounds
+        self._tell(LocalStep())
+        if self.rounds > rounds:
             self._context.clock.charge("exchange_exposed", time.monotonic() - began)
 
+    def settle(self) -> None:
+        self._tell(Settle())
+
     @torch.no_grad()
-    def exchange(self, *, in_turn: bool) -> None:
-        """One round. In turn and overlapped, its sum comes back with the next round."""
-        alone = len(self._collective.members) == 1 and self._options.outer == "none"
-        if alone and self._sent is None:
-            self.is_agreed = True  # one's own weights are the mean
+    def _tell(self, event: Event) -> None:
+        """Do what the machine decides, and wait for a round where it does."""
+        self._do(self._machine.handle(event))
+        while self._machine.waits:
+            self._do(self._machine.handle(self._reduced()))
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case AllReduce():
+                    self._begin(action)
+                case Agree():
+                    self._agree(late=action.late)
+
+    @property
+    def _is_alone(self) -> bool:
+        """One's own weights are the mean."""
+        return len(self._collective.members) == 1 and self._options.outer == "none"
+
+    def _begin(self, action: AllReduce) -> None:
+        """Start a round: the weights, behind what is averaged at once."""
+        self._round, self._tag = action, None
+        if self._is_alone:
             return
-        self._correct()
         self._average([*self.buffers, *self._optimizer_state()])
-        self.rounds += 1
-        self._facts = [float(in_turn), float(self.steps)]
-        if self._options.overlap and in_turn:
-            self._sent = [flat.pack().clone() for flat in self._weights]
-            self._start([self._make_tag(), *(flat.buffer for flat in self._weights)])
+        weights = [flat.pack() for flat in self._weights]
+        if self._options.overlap and action.tag > 0:
+            self._sent = [buffer.clone() for buffer in weights]
+        self._start([self._make_tag(), *weights])
+
+    def _reduced(self) -> Reduced:
+        """Wait for the round under way."""
+        if self._tag is None:
+            return Reduced(self._round.bucket, self._round.tag, 1)
+        self._finish(self._weights, self._begin_again)
+        tags, summed = int(self._tag), self._collective.summed
+        ended = self._context.ended() if tags != self._round.tag * summed else {}
+        if ended:
+            raise ended_early(ended, self._context.identity.name)
+        return Reduced(self._round.bucket, tags, summed)
+
+    def _begin_again(self) -> list[Tensor]:
+        """The values of the round under way, in other buffers."""
+        for flat in self._weights:
+            flat.renew()
+        for flat, values in zip(self._weights, self._sent, strict=False):
+            flat.buffer.copy_(values)
+        packed = [flat.buffer if self._sent else flat.pack() for flat in self._weights]
+        return [self._make_tag(), *packed]
+
+    def _agree(self, *, late: bool) -> None:
+        """Take the mean; late, bring in what it differs by from what this worker had sent."""
+        if self._tag is None:
             return
-        self._collective.start(self._make_tag())
-        self._average(self._weights, first=self._make_tag)
-        self._check_tag()
-        for flat, target in zip(self._weights, self._outer.step(), strict=True):
-            flat.unpack(target)
-        self.is_agreed = True
-
-    def _correct(self) -> None:
-        """Bring in the sum under way: what its mean differs by from what this worker had sent."""
-        sent = self._sent
-        if sent is None:
-            return
-
-        def again() -> list[Tensor]:
-            for flat, values in zip(self._weights, sent, strict=True):
-                flat.renew()
-                flat.buffer.copy_(values)
-            return [self._make_tag(), *(flat.buffer for flat in self._weights)]
-
-        self._finish(self._weights, again)
-        self._check_tag()
-        for flat, target, values in zip(self._weights, self._outer.step(), sent, strict=True):
-            flat.add(target - values)
-        self._sent = None
+        targets, sent, self._sent = self._outer.step(), self._sent, []
+        for number, (flat, target) in enumerate(zip(self._weights, targets, strict=True)):
+            if late:
+                flat.add(target - sent[number])
+            else:
+                flat.unpack(target)
 
     def _make_tag(self) -> Tensor:
         """Travels with the weights and shows whether all workers average for the same reason."""
-        self._tag = torch.tensor(self._facts, dtype=torch.float64, device=self._context.device)
+        self._tag = torch.tensor(
+            [self._round.tag], dtype=torch.float64, device=self._context.device
+        )
         return self._tag
 
-    def _check_tag(self) -> None:
-        if self._tag.tolist() != [fact * self._collective.summed for fact in self._facts]:
-            if ended := self._context.ended():
-                raise ended_early(ended, self._context.identity.name)
-            raise ExchangeError(
-                "the workers do not average at the same point: one asked for the mean "
-                "(state_dict, eval or settle) where another went on training. Call "
-                "paceline.settle() on every worker first; then one of them may save or evaluate."
-            )
-
-    def _average(self, flats: Iterable[Flat], first: Callable[[], Tensor] | None = None) -> None:
-        """Replace the tensors by their mean over the workers; the buffers hold it too.
-
-        `first`: what was started before, to be started again with the rest.
-        """
+    def _average(self, flats: Iterable[Flat]) -> None:
+        """Replace the tensors by their mean over the workers; the buffers hold it too."""
         flats = list(flats)
 
         def again() -> list[Tensor]:
             for flat in flats:
                 flat.renew()
-            return [*([] if first is None else [first()]), *(flat.pack() for flat in flats)]
+            return [flat.pack() for flat in flats]
 
         self._start(flat.pack() for flat in flats)
         self._finish(flats, again)

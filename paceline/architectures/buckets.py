@@ -32,6 +32,8 @@ from paceline.architectures.gradients import (
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
+from paceline.protocol.actions import AllReduce, Event, Usable
+from paceline.protocol.collectives import Finish, Made, Reduced, RingMachine
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the exchange starts early."""
@@ -55,7 +57,7 @@ class BucketedArchitecture:
         self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
         self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[Bucket] = []
-        self._started = self._turn = 0
+        self._machine = RingMachine((), 0)
         self._has_begun = False
         """Gradients of the pass that is under way have been filled in."""
         self._means: list[tuple[Tensor, int]] = []
@@ -112,23 +114,17 @@ class BucketedArchitecture:
         if not isinstance(self._collective, ElasticCollective):  # it may begin again from `grad`
             slot.move_in()
         slot.bucket.num_missing -= 1
-        # In the same order on every worker, whatever the order of their gradients.
-        while self._started < len(self._buckets) and not self._buckets[self._started].num_missing:
-            self._start_next()
+        if not slot.bucket.num_missing:
+            self._tell(Made(slot.bucket.number))
 
     def pass_over(self) -> None:
         """Average the rest; after it every `grad` is the mean."""
         while not self._is_summed():
             if self._context.makes_again():
                 raise StepAgain
-        whole = self._collective.weight == len(self._collective.members)
         for bucket in self._buckets:
-            bucket.flat.div_(self._collective.weight)
-            bucket.hand_out()
-            if whole and bucket.has_other_weights():
-                raise ExchangeError(OTHER_WEIGHTS)
-        self._started, self._turn, self._has_passed = 0, self._turn + 1, True
-        self._has_begun = False
+            self._tell(Reduced(bucket.number))
+        self._has_passed, self._has_begun = True, False
         if isinstance(self._collective, ElasticCollective):
             self._keep(self._collective)
 
@@ -149,10 +145,10 @@ class BucketedArchitecture:
     def _is_summed(self) -> bool:
         """Sum what is left; False where workers were lost meanwhile: nothing is summed then."""
         self._begin()
-        for bucket in self._buckets[self._started :]:
+        for bucket in self._buckets[self._machine.started :]:
             for slot in bucket.slots:
                 slot.fill()  # not reached by this backward pass: accumulated before, or unused
-            self._start_next()
+        self._tell(Finish())
         if not isinstance(self._collective, ElasticCollective):
             self._collective.finish()
             return True
@@ -178,11 +174,23 @@ class BucketedArchitecture:
         intact = all(flat._version == version for flat, version in self._means)
         return [*(flat for flat, _ in self._means), self._is_clipped] if intact else None
 
-    def _start_next(self) -> None:
-        bucket = self._buckets[self._started]
-        bucket.probe(self._turn)
-        self._collective.start(bucket.flat)
-        self._started += 1
+    def _tell(self, event: Event) -> None:
+        """Do what the machine decides."""
+        for action in self._machine.handle(event):
+            match action:
+                case AllReduce():
+                    bucket = self._buckets[action.bucket]
+                    bucket.probe(self._machine.step)
+                    self._collective.start(bucket.flat)
+                case Usable():
+                    self._hand_out(self._buckets[action.chunk])
+
+    def _hand_out(self, bucket: "Bucket") -> None:
+        weight = self._collective.weight
+        bucket.flat.div_(weight)
+        bucket.hand_out()
+        if weight == len(self._collective.members) and bucket.has_other_weights():
+            raise ExchangeError(OTHER_WEIGHTS)
 
     # Around a step.
 
@@ -215,15 +223,19 @@ class BucketedArchitecture:
         self._buckets = _deal(tensors, self._bucket_bytes, self._allocate, blocks)
         slots = {id(slot.tensor): slot for bucket in self._buckets for slot in bucket.slots}
         self._slots = [slots[id(tensor)] for tensor in tensors]
-        self._started = 0
+        members, step = self._collective.members, self._machine.step
+        self._machine = RingMachine(members, len(self._buckets), step=step)
 
 
 class Bucket:
     """Gradients of one type, behind them a mark for each (how many workers have it), and at last a
     sample of the weights, which must be equal on all workers."""
 
-    def __init__(self, tensors: list[Tensor], allocate: Allocate, blocks: int = 1) -> None:
+    def __init__(
+        self, number: int, tensors: list[Tensor], allocate: Allocate, blocks: int = 1
+    ) -> None:
         """It lies in each of so many blocks in turn."""
+        self.number = number
         first = tensors[0]
         num_elements = sum(t.numel() for t in tensors) + len(tensors) + 1
         self._blocks = [
@@ -369,11 +381,11 @@ def _deal(
             filling and (filling[0].dtype, filling[0].device) != (tensor.dtype, tensor.device)
         )
         if filling and full:
-            buckets.append(Bucket(filling, allocate, blocks))
+            buckets.append(Bucket(len(buckets), filling, allocate, blocks))
             filling, size_bytes = [], 0
         filling.append(tensor)
         size_bytes += own_bytes
-    return [*buckets, Bucket(filling, allocate, blocks)]
+    return [*buckets, Bucket(len(buckets), filling, allocate, blocks)]
 
 
 def _in_own_memory(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """A step by collectives: `single`, `ring`, `average`, and `hybrid` with a ring between hosts.
 
-All workers do the same at the same time, so one stands for all and the time is a closed form over
-buckets: 100,000 workers cost what two do.
+All workers do the same at the same time, so one machine stands for all, and what it wants summed
+takes as long as a closed form says: 100,000 workers cost what two do.
 """
 
 import math
@@ -15,6 +15,8 @@ from paceline.predict.outcome import Outcome, Work, paces_of, slowest, wait_seco
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
+from paceline.protocol.actions import AllReduce
+from paceline.protocol.collectives import AverageMachine, Made, Reduced, RingMachine, Trained
 from paceline.units import format_bytes
 
 HYBRID_BUCKET_BYTES = 4 << 20
@@ -40,9 +42,8 @@ def collective_step(
         exposed = busy = 0.0
     elif isinstance(kind, spec.Average):
         packing = 2 * work.parameter_bytes / constants.sum_rate  # into one buffer, and out of it
-        whole = (exchange.seconds(work.parameter_bytes) + packing) / kind.every
-        overlapped = min(whole, compute) if kind.overlap else 0.0
-        exposed, busy = whole - overlapped, whole
+        whole = exchange.seconds(work.parameter_bytes) + packing
+        exposed, busy = _between_rounds(kind, compute, whole), whole / kind.every
         late /= kind.every**0.5
     else:
         exposed, busy = _exposed(work, exchange, stack, kind, constants)
@@ -141,12 +142,42 @@ def _exposed(
         size = _bucket_bytes(kind, stack)[1]
         end, busy = _in_cycles(made, exchange, constants.cycle_seconds, size)
     else:
-        end = busy = 0.0
-        for layer, size_bytes in buckets(made, kind, stack):
-            seconds = exchange.begin(size_bytes, begin := max(end, made[layer][0]))
-            end, busy = begin + seconds, busy + seconds
+        end, busy = _in_order(made, list(buckets(made, kind, stack)), exchange)
     lost = constants.contention_fraction * min(busy, work.backward_seconds)
     return max(0.0, end - work.backward_seconds) + lost, busy
+
+
+def _in_order(
+    made: Sequence[tuple[float, int]], cut: Sequence[tuple[int, int]], exchange: _Exchange
+) -> tuple[float, float]:
+    """Buckets leave when the machine lets them; the library sums one after the other."""
+    machine, end, busy = RingMachine((0,), len(cut)), 0.0, 0.0
+    for bucket, (layer, _) in enumerate(cut):
+        for action in machine.handle(Made(bucket)):
+            assert isinstance(action, AllReduce)
+            seconds = exchange.begin(cut[action.bucket][1], begin := max(end, made[layer][0]))
+            end, busy = begin + seconds, busy + seconds
+    return end, busy
+
+
+def _between_rounds(kind: spec.Average, compute_seconds: float, round_seconds: float) -> float:
+    """Seconds that a local step waits for rounds, on average, once one is always under way."""
+    machine = AverageMachine((0,), every=kind.every, overlap=kind.overlap)
+    now = there = began = 0.0
+    summed = Reduced(0)
+    for step in range(2 * kind.every):
+        began = now if step == kind.every else began
+        now += compute_seconds
+        actions = machine.handle(Trained())
+        while True:
+            for action in actions:
+                if isinstance(action, AllReduce):
+                    there, summed = now + round_seconds, Reduced(action.bucket, action.tag, 1)
+            if not machine.waits:
+                break
+            now = max(now, there)
+            actions = machine.handle(summed)
+    return max(0.0, (now - began) / kind.every - compute_seconds)
 
 
 def made_in(work: Work) -> list[tuple[float, int]]:

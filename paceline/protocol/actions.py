@@ -108,7 +108,8 @@ class AllReduce(Action, frozen=True):
     bucket: int
     members: tuple[int, ...]
     tag: int = 0
-    """Travels along and is summed too: equal on all members, or they mean different things."""
+    """Where not 0 it travels along and is summed too: equal on all members, or they mean different
+    things."""
 
 
 class Crew(Action, frozen=True):

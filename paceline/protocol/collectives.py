@@ -2,8 +2,8 @@
 
 A collective by gloo, NCCL or MPI is one action, `AllReduce`; what is decided here is which bucket
 is summed when, in an order that is the same on every worker, and what holds afterwards. The sum
-itself is the library's. In `hybrid` members of a host tell each other how far they are: real ones
-through flags in shared memory.
+itself is the library's. In `hybrid` the buckets that a `RingMachine` lets go are summed inside the
+host first: its members tell each other how far they are, real ones through flags in shared memory.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,11 @@ class Finish(Event, frozen=True, gc=False):
 
 
 class Reduced(Event, frozen=True, gc=False):
-    """A bucket holds its sum; `tags` is the sum of the tags that went with it."""
+    """A bucket holds its sum; with it the sum of the tags that went along, and of how many."""
 
     bucket: int
     tags: int = 0
+    summed: int = 0
 
 
 class RingMachine:
@@ -39,14 +40,11 @@ class RingMachine:
 
     def __init__(self, members: Sequence[int], buckets: int, *, step: int = 0) -> None:
         self.step = step
+        self.started = 0
+        """Buckets of this step that have left."""
         self._members, self._buckets = tuple(members), buckets
         self._made: set[int] = set()
-        self._started = self._reduced = 0
-
-    @property
-    def under_way(self) -> int:
-        """Buckets that were started and are not there."""
-        return self._started - self._reduced
+        self._reduced = 0
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
@@ -63,30 +61,19 @@ class RingMachine:
     def _start(self) -> list[Action]:
         """In the same order on every worker, whatever the order of their gradients."""
         actions: list[Action] = []
-        while self._started in self._made:
-            actions.append(AllReduce(self._started, self._members, tag=self.step))
-            self._started += 1
+        while self.started in self._made:
+            actions.append(AllReduce(self.started, self._members))
+            self.started += 1
         return actions
 
     def _take(self, event: Reduced) -> list[Action]:
-        check_tags(event, self.step, self._members)
+        usable = Usable(event.bucket, self.step + 1)
         self._reduced += 1
         if self._reduced == self._buckets:
             self._made.clear()
-            self._started = self._reduced = 0
+            self.started = self._reduced = 0
             self.step += 1
-            return [Usable(event.bucket, self.step)]
-        return [Usable(event.bucket, self.step + 1)]
-
-
-def check_tags(event: Reduced, tag: int, members: Sequence[int]) -> None:
-    """Every member must have meant the same: their tags are equal, so the sum is known."""
-    if event.tags != tag * len(members):
-        raise ExchangeError(
-            f"workers summed different things: this one is at {tag}, all {len(members)} together "
-            f"at {event.tags}; let every worker take the same steps, and settle, save and evaluate "
-            "at the same ones."
-        )
+        return [usable]
 
 
 class Settle(Event, frozen=True, gc=False):
@@ -160,7 +147,12 @@ class AverageMachine:
 
     def _reduced(self, event: Reduced) -> list[Action]:
         assert self._under_way is not None
-        check_tags(event, self._under_way, self._members)
+        if event.tags != self._under_way * event.summed:
+            raise ExchangeError(
+                "the workers do not average at the same point: one asked for the mean "
+                "(state_dict, eval or settle) where another went on training. Call "
+                "paceline.settle() on every worker first; then one of them may save or evaluate."
+            )
         self._under_way = None
         if not self._flying:
             self.agreed = True
@@ -244,7 +236,6 @@ class HybridMachine:
             case Summed():
                 return self._count_summed(event)
             case Reduced():
-                check_tags(event, self.step, self._leaders)
                 return self._share(event.bucket)
             case Shared() if event.step == self.step:
                 return self._usable(event.bucket)
@@ -271,7 +262,7 @@ class HybridMachine:
             del self._summed[step, bucket]
             self._num_sent += 1
             if len(self._leaders) > 1:
-                actions.append(AllReduce(bucket, self._leaders, tag=step))
+                actions.append(AllReduce(bucket, self._leaders))
             else:
                 actions += self._share(bucket)
         return actions

@@ -63,7 +63,8 @@ class Group:
             assert len({head.members for head in heads.values()}) == 1
             self.reduced.append([head.bucket for head in heads.values()])
             tags = sum(head.tag for head in heads.values())
-            self.flight += [(m, Reduced(head.bucket, tags)) for m, head in heads.items()]
+            count = len(heads)
+            self.flight += [(m, Reduced(head.bucket, tags, count)) for m, head in heads.items()]
 
     def deliver(self):
         worker, what = self.flight.pop(self.next())
@@ -120,14 +121,6 @@ def test_a_ring_sums_the_same_bucket_on_all(seed, workers, buckets, steps, finis
     assert group.reduced == [[b] * workers for _ in range(steps) for b in range(buckets)]
     for usable in group.usable.values():
         assert usable == [(step + 1, b) for step in range(steps) for b in range(buckets)]
-
-
-def test_a_ring_that_lost_step_is_told():
-    group = Group(random.Random(0), {0: RingMachine((0, 1), 1), 1: RingMachine((0, 1), 1, step=1)})
-    for worker in (0, 1):
-        group.tell(worker, Made(0))
-    with pytest.raises(ExchangeError, match="workers summed different things"):
-        group.deliver()
 
 
 @settings(max_examples=150, deadline=None)
@@ -203,7 +196,7 @@ def test_a_worker_that_settles_alone_is_told():
     assert group.machines[0].waits
     for _ in range(3):
         group.tell(1, Trained())
-    with pytest.raises(ExchangeError, match="settle, save and evaluate at the same ones"):
+    with pytest.raises(ExchangeError, match="the workers do not average at the same point"):
         group.deliver()
 
 
@@ -212,7 +205,7 @@ def test_a_late_round_waits_for_its_turn():
     machine = AverageMachine((0,), every=2, overlap=True)
     assert machine.handle(Trained()) == []
     assert machine.handle(Trained()) == [AllReduce(0, (0,), 2)]
-    assert machine.handle(Reduced(0, 2)) == []
+    assert machine.handle(Reduced(0, 2, 1)) == []
     assert not machine.waits
     assert machine.handle(Trained()) == []
     assert machine.handle(Trained()) == [Agree(0, late=True), AllReduce(1, (0,), 4)]
