@@ -41,7 +41,7 @@ def nothing_left_behind() -> Iterator[None]:
     environment, threads = dict(os.environ), set(threading.enumerate())
     children = set(_children())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30  # those that were killed may have to wait for a core
     while time.monotonic() < deadline:
         left = set(_children()) - children
         late = {t for t in threading.enumerate() if t not in threads and t.is_alive()}
