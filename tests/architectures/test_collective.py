@@ -20,7 +20,9 @@ from tests.curves import small_model
 
 def one_stays_away(session, options):
     """Worker 1 takes part in the first exchange only; what the others say about it."""
-    context = dataclasses.replace(session.context(torch.device("cpu"), 0), deadline_seconds=4.0)
+    context = dataclasses.replace(session.context(torch.device("cpu"), 0), deadline_seconds=6.0)
+    session.store.set(f"here/{session.rank}", "")
+    session.store.wait([f"here/{rank}" for rank in range(3)], timedelta(seconds=60))
     architecture = build(options, context)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
