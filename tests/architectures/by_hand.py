@@ -101,13 +101,15 @@ class Job:
         return self.outputs[name].read_text() if self.outputs[name].exists() else ""
 
     def kill(self, name, steps=6):
-        """When some worker has taken so many steps: itself, where it is one."""
-        watched = name if name.startswith("worker") else "worker0"
+        """When it has taken so many steps, or every worker has where it is a server: one that is
+        still about to begin would miss worker 0 first."""
+        workers = [one for one in self.members if one.startswith("worker")]
         end = time.monotonic() + SECONDS
-        while self.said(watched).count("step ") < steps:
-            assert time.monotonic() < end, self.said(watched)
-            assert self.members[watched].is_alive(), self.said(watched)
-            time.sleep(0.01)
+        for watched in [name] if name in workers else workers:
+            while self.said(watched).count("step ") < steps:
+                assert time.monotonic() < end, self.said(watched)
+                assert self.members[watched].is_alive(), self.said(watched)
+                time.sleep(0.01)
         self.members[name].kill()
         self.members[name].join()
         assert self.members[name].exitcode == -signal.SIGKILL
