@@ -46,8 +46,8 @@ STRANGERS = 4
 STEP_SECONDS = 0.1
 """A besieged job leaves the cores to those who besiege it."""
 
-QUIET_SECONDS = 7.0
-"""Until those who said nothing have been shown the door."""
+QUIET_SECONDS = 60.0
+"""Until then those who called must have been shown the door; mostly it takes none of them."""
 
 GROWTH_BYTES = 30 << 20
 GROWTH_FILES = 8
@@ -104,16 +104,16 @@ def besiege(name: str, folder: Path, messages: int, seed: int = 0) -> dict[str, 
     try:
         with job.page() as page:
             ports = job.ports(page)
+            at_rest = job.use(page)
             got_in = [told for attempt in INTRUSIONS for told in attempt(ports, job.pids())]
             pace = job.pace()
             sent, failed = _attack(ports, max(1, messages // 10), seed)
-            time.sleep(QUIET_SECONDS)
-            before = job.use(page)
+            before = job.quiet(page, at_rest["files"])
             besieging = time.monotonic()
             more, came_to_nothing = _attack(ports, messages - messages // 10, seed + 1000)
             besieging = time.monotonic() - besieging
-            time.sleep(QUIET_SECONDS)
-            after, page_lives = job.use(page), page is None or page.poll() is None
+            after = job.quiet(page, before["files"], before["threads"])
+            page_lives = page is None or page.poll() is None
             pace_after = job.pace()
     finally:
         results = job.finish()
@@ -310,6 +310,18 @@ class Job:
             "files": sum(process.num_fds() for process in processes),
             "threads": sum(process.num_threads() for process in processes),
         }
+
+    def quiet(
+        self, page: "subprocess.Popen[str] | None", files: int, threads: int = sys.maxsize
+    ) -> dict[str, int]:
+        """What is used when no more is open than before strangers called, or after a minute."""
+        until = time.monotonic() + QUIET_SECONDS
+        while True:
+            used = self.use(page)
+            is_quiet = used["files"] <= files + GROWTH_FILES and used["threads"] <= threads
+            if is_quiet or time.monotonic() > until:
+                return used
+            time.sleep(0.1)
 
     def pace(self) -> float:
         """Steps a second, now; the job must get on while this looks."""

@@ -6,8 +6,10 @@ Each member is a process with its own session; servers serve. A member's excepti
 with its traceback, a silent member is named when the deadline passes, and every process is ended.
 """
 
+import math
 import multiprocessing
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -116,6 +118,19 @@ class _Member:
         self.process.start()
         theirs.close()
 
+    def receive(self) -> tuple[float, MemberError] | None:
+        """Take what it has left in its pipe: when it failed and how, or its result."""
+        try:
+            error, self.result, moment = self.pipe.recv()
+        except EOFError:
+            self.process.join(5)
+            status = self.process.exitcode or 0
+            # Nobody is killed for having lost another one; who crashes without a word may be.
+            moment = 0.0 if status == -signal.SIGKILL else math.inf
+            return moment, MemberError(self.name, status, [])
+        self.done = True
+        return None if error is None else (moment, MemberError(self.name, 1, error.splitlines()))
+
     def end(self) -> None:
         if self.process.is_alive():
             self.process.join(2.0 if self.done else 0.0)
@@ -132,16 +147,11 @@ def _collect(members: Sequence[_Member], deadline: float, timeout_seconds: float
         ready = wait([member.pipe for member in silent], max(0.0, left))
         if not ready:
             raise DeadlineError("run_members", timeout_seconds, [member.name for member in silent])
-        for member in silent:
-            if member.pipe in ready:
-                try:
-                    error, member.result = member.pipe.recv()
-                except EOFError:
-                    member.process.join(5)
-                    raise MemberError(member.name, member.process.exitcode or 0, []) from None
-                member.done = True
-                if error is not None:
-                    raise MemberError(member.name, 1, error.splitlines())
+        found = [member.receive() for member in silent if member.pipe in ready]
+        failures = [failure for failure in found if failure is not None]
+        if failures:
+            # Whoever lost another one fails after it, and both may have failed before we looked.
+            raise min(failures, key=lambda failure: failure[0])[1]
 
 
 def _be_member(
@@ -160,9 +170,10 @@ def _be_member(
         session = sessions.init()
         result = function(session, *arguments)
         session.close()
-        pipe.send((None, result))
+        pipe.send((None, result, time.monotonic()))
     except SystemExit:  # a server that is done
-        pipe.send((None, None))
+        pipe.send((None, None, time.monotonic()))
     except BaseException:
-        pipe.send((traceback.format_exc(), None))
+        moment = time.monotonic()
+        pipe.send((traceback.format_exc(), None, moment))
     os._exit(0)  # nothing of the test's interpreter is this child's to clean up

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest and torch (on the first use of an optimizer) set themselves."""
+
+
+# Examples are not timed, as no test is: one that waits for a core for 200 ms is not wrong.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
@@ -33,7 +41,7 @@ def nothing_left_behind() -> Iterator[None]:
     environment, threads = dict(os.environ), set(threading.enumerate())
     children = set(_children())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30  # those that were killed may have to wait for a core
     while time.monotonic() < deadline:
         left = set(_children()) - children
         late = {t for t in threading.enumerate() if t not in threads and t.is_alive()}

@@ -40,7 +40,7 @@ from paceline.protocol.regrouping import (
 from paceline.wire import JobKey, StreamPost
 
 IDLE_SECONDS = 5.0
-NOTICE_SECONDS = 2.0
+NOTICE_SECONDS = 10.0
 """An exchange has failed: so long its cause may take to be seen here too."""
 
 Kept = Callable[[], Sequence[Tensor] | None]

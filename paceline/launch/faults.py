@@ -93,8 +93,9 @@ class Faults:
         for counter in self._counters:
             counter()
         for fault in [fault for fault in self._due if self._steps_of(fault) >= fault.at_step]:
-            self._due.remove(fault)
-            self._happen(fault)
+            if self._is_there(fault.member):  # one that has ended suffers nothing any more
+                self._due.remove(fault)
+                self._happen(fault)
 
     def _steps_of(self, fault: spec.Fault) -> int:
         """A server has no steps of its own: those of the worker that is furthest are meant."""
@@ -115,6 +116,13 @@ class Faults:
             assert self._cut is not None, "checked before the run"
             undo = self._cut(fault.member)
         self._undo.append((time.monotonic() + fault.seconds * self._dilation, undo))
+
+    def _is_there(self, member: str) -> bool:
+        try:
+            os.killpg(self._pids[member], 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -20,9 +20,11 @@ import psutil
 SIGNAL = signal.SIGRTMIN + 7
 """One that neither scripts nor libraries are known to use."""
 
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 3.0
+"""A member may have to wait for a core before it answers."""
+
 WRITES_SECONDS = 0.1
-"""From the first line of an answer to its last."""
+"""An answer that has not grown for so long is whole."""
 
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 _NOT_ITS_OWN = ("/paceline/", "/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
@@ -79,8 +81,9 @@ def answer(run: Path, member: str) -> None:
         # It stays open: the signal's handler must not do more than write.
         file = path.open("w", buffering=1)
         main = threading.main_thread().ident or 0
-        file.write(f"pid {os.getpid()} main 0x{main:016x}\n")
         faulthandler.register(SIGNAL, file=file, all_threads=True)
+        # Only now: whoever reads this may ask at once, and would end one that is not prepared.
+        file.write(f"pid {os.getpid()} main 0x{main:016x}\n")
 
 
 def ask(run: Path, processes: Mapping[str, psutil.Process]) -> dict[str, Stack]:
@@ -88,18 +91,16 @@ def ask(run: Path, processes: Mapping[str, psutil.Process]) -> dict[str, Stack]:
     asked = {}
     for name, process in processes.items():
         path = path_of(run, name)
-        with contextlib.suppress(OSError, psutil.Error):
+        # One that has just made its file has not yet written into it: it answers another time.
+        with contextlib.suppress(OSError, psutil.Error, IndexError):
             first = path.read_text().splitlines()[0].split()
             pid = int(first[1])
-            if pid in (process.pid, *(child.pid for child in process.children(recursive=True))):
+            if pid not in (process.pid, *(child.pid for child in process.children(recursive=True))):
+                continue
+            if psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # which answers nobody
                 asked[name] = path, path.stat().st_size, first[3]
                 os.kill(pid, SIGNAL)
-    until = time.monotonic() + ANSWER_SECONDS
-    while any(path.stat().st_size == size for path, size, _ in asked.values()):
-        if time.monotonic() > until:
-            break
-        time.sleep(0.02)
-    time.sleep(WRITES_SECONDS if asked else 0.0)
+    _wait_for_answers({path: size for path, size, _ in asked.values()})
     found = {}
     for name, (path, size, main) in asked.items():
         with contextlib.suppress(OSError):
@@ -107,6 +108,19 @@ def ask(run: Path, processes: Mapping[str, psutil.Process]) -> dict[str, Stack]:
             if stack is not None:
                 found[name] = stack
     return found
+
+
+def _wait_for_answers(sizes: dict[Path, int]) -> None:
+    """Return once each of these files has grown, and none of them for a while."""
+    last, grew_at = dict(sizes), time.monotonic()
+    until = grew_at + (ANSWER_SECONDS if sizes else 0.0)
+    while (now := time.monotonic()) < until:
+        if (seen := {path: path.stat().st_size for path in sizes}) != last:
+            last, grew_at = seen, now
+        answered = all(last[path] > size for path, size in sizes.items())
+        if answered and now > grew_at + WRITES_SECONDS:
+            return
+        time.sleep(0.02)
 
 
 def _parsed(text: str, main: str) -> Stack | None:

@@ -21,9 +21,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from paceline.errors import DeadlineError, ExchangeError, SpecError
+from paceline.errors import ExchangeError, SpecError
 from paceline.training.session import Session
-from paceline.training.stores import DEADLINE_SECONDS
+from paceline.training.stores import unanswered
 
 Group = list[list[Any]]
 """What a step is made of: one list of indices, or one for each worker."""
@@ -158,7 +158,7 @@ def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
             store.delete_key(f"{key}/read")
     except (DistError, RuntimeError) as error:
         operation = "the next batch of a sharded loader"
-        raise DeadlineError(operation, DEADLINE_SECONDS, ["worker0"]) from error
+        raise unanswered(error, session.identity, operation) from error
     return value
 
 

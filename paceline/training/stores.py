@@ -209,4 +209,12 @@ def agree(store: Store | None, identity: Identity, key: str, value: str | None) 
     try:
         return bytes(store.get(key)).decode()
     except (DistError, RuntimeError) as error:
-        raise DeadlineError(f"learning {key}", DEADLINE_SECONDS, ["worker0"]) from error
+        raise unanswered(error, identity, f"learning {key}") from error
+
+
+def unanswered(error: Exception, identity: Identity, operation: str) -> PacelineError:
+    """Why worker 0 has not answered: it is gone, and the store with it, or it did not come."""
+    if isinstance(error, DistNetworkError):
+        lost = "worker0 was lost, and the job's store with it"
+        return ExchangeError(f"{lost}: {identity.name} waited there ({operation}).")
+    return DeadlineError(operation, DEADLINE_SECONDS, ["worker0"])

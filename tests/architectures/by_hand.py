@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 
 from paceline import spec
-from paceline.launch import joining
+from paceline.launch import joining, reserve
 from paceline.record import RunFolder
 
 PROGRAM = Path(__file__).with_name("takes_steps.py")
@@ -44,15 +43,19 @@ def be_member(environment, arguments, output):
 
 
 class Job:
-    """They take `steps`, and are given `more` arguments."""
+    """They take `steps`, and are given `more` arguments.
+
+    The last ones are taken once the test waits for the endings: what it does on the way comes in
+    time, however slow it is.
+    """
 
     def __init__(self, tmp_path, architecture, workers, servers, steps=80, more=(), on_loss="stop"):
         options = spec.parse_architecture(architecture)
         cluster = spec.Cluster(workers=workers, servers=servers, on_loss=on_loss)
         experiment = spec.Experiment(architecture=options, cluster=cluster)
         self.folder = RunFolder.create(tmp_path / "run", experiment)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        self._reserved, self._hold = reserve("127.0.0.1"), tmp_path / "hold"
+        port = self._reserved.getsockname()[1]
         told = {
             "WORLD_SIZE": str(workers + servers),
             "MASTER_ADDR": "127.0.0.1",
@@ -62,6 +65,7 @@ class Job:
             "PACELINE_RUN": str(self.folder.path),
             "PACELINE_KEY": KEY,
             "PACELINE_ON_LOSS": on_loss,
+            "HOLD": str(self._hold),
         }
         self._coordinator, self._tmp_path = f"127.0.0.1:{port}", tmp_path
         self._arguments = (str(steps), "0.02", *more)
@@ -91,24 +95,28 @@ class Job:
         for member in self.members.values():
             member.kill()
             member.join()
+        self._reserved.close()
 
     def said(self, name):
         return self.outputs[name].read_text() if self.outputs[name].exists() else ""
 
     def kill(self, name, steps=6):
-        """When some worker has taken so many steps: itself, where it is one."""
-        watched = name if name.startswith("worker") else "worker0"
+        """When it has taken so many steps, or every worker has where it is a server: one that is
+        still about to begin would miss worker 0 first."""
+        workers = [one for one in self.members if one.startswith("worker")]
         end = time.monotonic() + SECONDS
-        while self.said(watched).count("step ") < steps:
-            assert time.monotonic() < end, self.said(watched)
-            assert self.members[watched].is_alive(), self.said(watched)
-            time.sleep(0.01)
+        for watched in [name] if name in workers else workers:
+            while self.said(watched).count("step ") < steps:
+                assert time.monotonic() < end, self.said(watched)
+                assert self.members[watched].is_alive(), self.said(watched)
+                time.sleep(0.01)
         self.members[name].kill()
         self.members[name].join()
         assert self.members[name].exitcode == -signal.SIGKILL
 
     def endings(self, but=""):
         """Exit status and words of all others."""
+        self._hold.touch()
         for member in self.members.values():
             member.join(SECONDS)
         names = [name for name in self.members if name != but]

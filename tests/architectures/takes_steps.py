@@ -3,7 +3,8 @@
     takes_steps.py STEPS SECONDS [GATE]
 
 With a gate, workers that were there from the start wait at step 48 for one who joins, and it for
-them: then they go on, and it enters some steps later.
+them: then they go on, and it enters some steps later; before their last steps they wait until it
+has been admitted. Where the variable HOLD names a file, they wait for that too.
 """
 
 import os
@@ -16,8 +17,12 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.protocol.actions import Action
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.messages import Admitted
 
 GATE_STEP, GATE_SECONDS = 48, 90.0
+LAST_STEPS = 20
 
 
 def main(steps: int, seconds: float, gate: Path | None) -> None:
@@ -30,6 +35,7 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     joins = "PACELINE_JOIN" in os.environ
     if gate is not None and joins:
+        tell_when_admitted(gate.with_suffix(".admitted"))
         meet(gate.with_suffix(".newcomer"), gate.with_suffix(".worker0"))
     model, optimizer = paceline.distribute(model, optimizer)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
@@ -39,6 +45,11 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
             if gate is not None and taken == GATE_STEP and not joins:
                 own = gate.with_suffix(f".worker{paceline.rank()}")
                 meet(own, gate.with_suffix(".newcomer"))
+            if taken == steps - LAST_STEPS and not joins:
+                if gate is not None:
+                    wait_for(gate.with_suffix(".admitted"))
+                if "HOLD" in os.environ:
+                    wait_for(Path(os.environ["HOLD"]))
             optimizer.zero_grad()
             loss = functional.mse_loss(model(x), y)
             if joins and "IDLE" in os.environ:
@@ -53,11 +64,26 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
     print("weights", *(v for p in model.parameters() for v in p.flatten().tolist()), flush=True)
 
 
+def tell_when_admitted(file: Path) -> None:
+    """Make a file when the servers have a place for this worker: from then on they wait for it."""
+    original = ExchangeMachine._admitted
+
+    def admitted(self: ExchangeMachine, event: Admitted) -> list[Action]:
+        file.touch()
+        return original(self, event)
+
+    ExchangeMachine._admitted = admitted  # type: ignore[method-assign]
+
+
 def meet(own: Path, other: Path) -> None:
     own.touch()
+    wait_for(other)
+
+
+def wait_for(other: Path) -> None:
     end = time.monotonic() + GATE_SECONDS
     while not other.exists():
-        assert time.monotonic() < end, "nobody joined"
+        assert time.monotonic() < end, f"{other} did not come"
         time.sleep(0.01)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from tests.curves import small_model
 
 def one_stays_away(session, options):
     """Worker 1 takes part in the first exchange only; what the others say about it."""
-    context = dataclasses.replace(session.context(torch.device("cpu"), 0), deadline_seconds=4.0)
+    context = dataclasses.replace(session.context(torch.device("cpu"), 0), deadline_seconds=6.0)
+    session.store.set(f"here/{session.rank}", "")
+    session.store.wait([f"here/{rank}" for rank in range(3)], timedelta(seconds=60))
     architecture = build(options, context)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -27,12 +30,13 @@ def one_stays_away(session, options):
     try:
         for step in range(2):
             if session.rank == 1 and step == 1:
-                time.sleep(8.0)
+                session.store.wait(["told/0", "told/2"], timedelta(seconds=60))
                 return []
             model(torch.ones(1, 20)).sum().backward()
             optimizer.step()
     except DeadlineError as error:
         session.broken = None  # caught on purpose
+        session.store.set(f"told/{session.rank}", "")
         return error.missing
     finally:
         architecture.close(failed=True)

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,19 @@ def plain(client: Client, folder: Path, *more: str) -> list[Any]:
     return results(client, folder, done.stdout)
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory) -> Callable[[Client], list[Any]]:
+    """What each script gives without Paceline, whatever it is compared with."""
+    folder, found = tmp_path_factory.mktemp("plain"), dict[str, list[Any]]()
+
+    def once(client: Client) -> list[Any]:
+        if client.name not in found:
+            found[client.name] = plain(client, folder / client.name)
+        return found[client.name]
+
+    return once
+
+
 def distributed(
     client: Client, folder: Path, architecture: str, *more: str
 ) -> subprocess.CompletedProcess[str]:
@@ -159,7 +173,7 @@ def test_at_most_five_lines_are_changed(client):
 
 
 @pytest.mark.parametrize(("client", "architecture"), cases())
-def test_a_public_script_follows_its_single_run(client, architecture, tmp_path):
+def test_a_public_script_follows_its_single_run(client, architecture, single, tmp_path):
     folder = tmp_path / f"{client.name}-distributed"
     done = distributed(client, folder, architecture)
     if architecture in client.refused:
@@ -170,7 +184,7 @@ def test_a_public_script_follows_its_single_run(client, architecture, tmp_path):
     shared = results(client, folder, done.stdout + done.stderr)
     assert all(np.isfinite(numbers).all() for numbers in shared)
     if architecture in SYNCHRONOUS and client.follows:
-        check_followed(client, plain(client, tmp_path / f"{client.name}-plain"), shared)
+        check_followed(client, single(client), shared)
     elif architecture in SYNCHRONOUS:
         assert all(numbers == pytest.approx(shared[0], abs=1e-5) for numbers in shared)
 
@@ -199,9 +213,8 @@ def test_nanogpt_compiles(architecture, tmp_path):
     check_followed(NANOGPT, single, shared)
 
 
-def test_mnist_on_one_worker_is_the_plain_script(tmp_path):
+def test_mnist_on_one_worker_is_the_plain_script(single, tmp_path):
     prepare(MNIST, tmp_path / "changed", changed=True)
     done = run([sys.executable, MNIST.script, *MNIST.arguments], tmp_path / "changed")
     assert done.returncode == 0, done.stderr
-    single = plain(MNIST, tmp_path / "plain")
-    check_followed(MNIST, single, results(MNIST, tmp_path / "changed", done.stdout))
+    check_followed(MNIST, single(MNIST), results(MNIST, tmp_path / "changed", done.stdout))

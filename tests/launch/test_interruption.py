@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,13 +53,12 @@ def test_servers_stay_until_the_workers_have_ended(tmp_path: Path) -> None:
 
 def test_a_second_signal_ends_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.launch.process.GRACE_SECONDS", 0.3)
-    began = time.monotonic()
+    monkeypatch.setattr("paceline.launch.local.INTERRUPT_SECONDS", 1000.0)
     interrupted(
         member("worker0", f"trap '' INT TERM; touch {tmp_path}/ready0; {WAITS}"),
         after=tmp_path,
         numbers=(signal.SIGINT, signal.SIGINT),
     )
-    assert time.monotonic() - began < 15, "it did not wait for the script"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -60,17 +60,34 @@ def test_what_members_print_comes_whole_and_by_stream(tmp_path: Path) -> None:
 
 
 def test_the_log_has_both_streams_in_order(tmp_path: Path) -> None:
-    script = "for i in 1 2 3; do echo out$i; sleep 0.1; echo err$i >&2; sleep 0.1; done"
-    run(member("worker0", script), logs=tmp_path)
+    """Each line is printed once the one before it is there: two pipes have no common order."""
+    seen = f"until grep -q $1 {tmp_path}/worker0.log; do sleep 0.02; done"
+    lines = "".join(f"echo out{i}; seen out{i}; echo err{i} >&2; seen err{i}; " for i in (1, 2, 3))
+    run(member("worker0", f"seen() {{ {seen}; }}; {lines}"), logs=tmp_path)
     expected = "".join(f"out{i}\nerr{i}\n" for i in (1, 2, 3))
     assert (tmp_path / "worker0.log").read_text() == expected
 
 
-def test_lines_are_passed_on_whole_and_what_has_no_end_after_a_pause() -> None:
+def test_lines_are_passed_on_whole_and_what_has_no_end_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts: list[bytes] = []
-    script = "printf a; printf b; echo c; printf 'how'; sleep 2; echo ever"
-    supervise([member("worker0", script)], output=lambda member, stream, part: parts.append(part))
-    assert parts == [b"abc\n", b"how", b"ever\n"]
+    heard = tmp_path / "heard"
+
+    def output(member: str, stream: str, part: bytes) -> None:
+        parts.append(part)
+        if part == b"how":
+            heard.touch()
+
+    pause = f"until [ -e {heard} ]; do sleep 0.02; done"
+    script = f"printf 'how'; {pause}; echo ever"
+    supervise([member("worker0", script)], output=output, deadline_seconds=60)
+    assert parts == [b"how", b"ever\n"]
+    parts.clear()
+    monkeypatch.setattr("paceline.launch.process.PART_SECONDS", 60.0)
+    script = "printf a; sleep 0.2; printf b; echo c; printf d"
+    supervise([member("worker0", script)], output=output, deadline_seconds=60)
+    assert parts == [b"abc\n", b"d"]
 
 
 def test_the_first_failure_ends_the_others_and_carries_its_last_words() -> None:

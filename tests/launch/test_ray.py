@@ -58,15 +58,18 @@ def test_members_land_on_both_nodes_and_know_who_they_are(ray_cluster: str, tmp_
 
 def test_one_failure_ends_all(ray_cluster: str, tmp_path: Path) -> None:
     (tmp_path / "members").mkdir()
+    heard = tmp_path / "heard"
+    wait = f"import os, time\nwhile not os.path.exists({str(heard)!r}): time.sleep(0.05)"
     scripts = {
         "worker0": "import os, time; print(os.getpid(), flush=True); time.sleep(300)",
-        "worker1": "import time; time.sleep(1); raise SystemExit('gone wrong')",
+        "worker1": f"{wait}\nraise SystemExit('gone wrong')",
     }
     pids: list[int] = []
 
     def output(name: str, stream: str, content: bytes) -> None:
         if name == "worker0":
             pids.append(int(content))
+            heard.touch()
 
     with launcher.placed(2) as placed:
         identities = placed.identities(workers=2, run=tmp_path)

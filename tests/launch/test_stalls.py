@@ -20,23 +20,32 @@ from paceline.launch.stalls import Stalls
 from paceline.record import RunFolder
 from paceline.wire import doors
 
-IDLE, BUSY = "import time\nwhile True: time.sleep(0.05)", "while True: pass"
+THERE = "print('there', flush=True)\n"
+SECONDS = 60.0
+IDLE = f"import time\n{THERE}while True: time.sleep(0.05)"
+BUSY = f"{THERE}while True: pass"
 
 
 @pytest.fixture
 def members():
-    """Starts processes, each leading a group, and ends them."""
+    """Starts processes, each leading a group, and ends them.
+
+    Each is there when it is returned: the start of Python is neither idle nor busy.
+    """
     started = []
 
     def start(code):
-        process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+        )
         started.append(process)
+        process.stdout.readline()
         return process.pid
 
     yield start
     for process in started:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
 
 
 @pytest.fixture
@@ -55,18 +64,22 @@ def write_steps(folder, name, steps):
     (folder.path / "members" / f"{name}.steps.jsonl").write_bytes(b"".join(lines))
 
 
-def told(monkeypatch, folder, pids, steps, looks):
-    """What is said of these members within so many looks."""
+def told(monkeypatch, folder, pids, steps, looks=None):
+    """What is said of these members: within so many looks, or at last and in two more."""
     said = []
     monkeypatch.setattr(stalls, "LEAST_SECONDS", 2.0)
     watched = Stalls(folder, said.append)
     for name, pid in pids.items():
         watched.started(name, pid)
         write_steps(folder, name, 1)
-    for _ in range(looks):
+    end = time.monotonic() + SECONDS
+    while looks != 0:
+        assert time.monotonic() < end, "nothing was said"
         watched()
         for name, number in steps.items():
             write_steps(folder, name, number)
+        if looks is not None or said:
+            looks = 2 if looks is None else looks - 1
         time.sleep(1.02)
     return said
 
@@ -74,7 +87,7 @@ def told(monkeypatch, folder, pids, steps, looks):
 def test_one_that_is_stopped_is_named(monkeypatch, folder, members):
     pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
     os.killpg(pids["worker1"], signal.SIGSTOP)
-    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8}, looks=6)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8})
     assert len(said) == 1, "once, not every second"
     assert "worker1 is stopped (SIGSTOP), and worker0 waits" in said[0]
     (event,) = [event for event in folder.events() if event.kind == "stall"]
@@ -100,7 +113,7 @@ def answering(members, folder, name, function):
     return members(ANSWERS.format(run=str(folder.path), name=name, function=function))
 
 
-def wait_for(condition, seconds=30.0):
+def wait_for(condition, seconds=SECONDS):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -113,9 +126,7 @@ def test_where_each_member_is_is_told(monkeypatch, folder, members):
         "worker0": answering(members, folder, "worker0", "exchange_gradients"),
         "worker1": answering(members, folder, "worker1", "validate_alone"),
     }
-    wait_for(lambda: all(stacks.path_of(folder.path, name).exists() for name in pids))
-    time.sleep(0.5)
-    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 9}, looks=6)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 9})
     (event,) = [event for event in folder.events() if event.kind == "stall"]
     first, *lines = said[0].splitlines()
     assert event.text == first
@@ -138,7 +149,7 @@ def test_one_that_promised_no_answer_is_not_asked(folder, members):
 def test_one_that_has_ended_early_is_named(monkeypatch, folder, members):
     pids = {"worker0": members(IDLE), "worker1": members("pass")}
     wait_for(lambda: psutil.Process(pids["worker1"]).status() == psutil.STATUS_ZOMBIE)
-    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8}, looks=6)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8})
     assert "worker1 after 8 steps has ended, and worker0 waits; likely: uneven data" in said[0]
 
 
@@ -198,7 +209,7 @@ def test_what_is_likely_follows_from_what_is_seen(steps, found, ends, cause):
 
 def test_one_that_is_behind_and_idle_is_named(monkeypatch, folder, members):
     pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
-    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8}, looks=6)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8})
     assert "worker1 is behind, at step 8, and idle, and worker0 waits" in said[0]
 
 

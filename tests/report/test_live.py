@@ -81,7 +81,7 @@ def test_a_browser_sees_numbers_move_and_a_killed_worker_turn_red(folder, start_
             )
             browser.wait("the loss moving", lambda: browser.text("#loss") != loss)
             state = "#member-worker1 td:nth-child(2)"
-            assert browser.text(state) == "running"
+            browser.wait("it running", lambda: browser.text(state) == "running")
             victim.send_signal(signal.SIGKILL)
             browser.wait("a dead worker", lambda: browser.text(state) in ("silent", "failed"))
             colour = "getComputedStyle(document.querySelector('#member-{} td')).color"

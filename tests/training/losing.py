@@ -8,7 +8,6 @@ import atexit
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -21,7 +20,7 @@ from paceline.architectures.crew import MemberLost
 from paceline.architectures.elastic import ElasticCollective
 from paceline.architectures.group import Operation
 from paceline.errors import ExchangeError
-from paceline.launch import to_environment
+from paceline.launch import reserve, to_environment
 from paceline.record import RunFolder, losses_of, summarise
 from paceline.training import checkpoint, loop, member, session
 from paceline.training.jobs import local_identities
@@ -173,8 +172,8 @@ class Losing:
         self.folder = RunFolder.create(tmp_path / "run", experiment)
         self._tmp_path = tmp_path
         self._happens = {**(deaths or {}), **(also or {})}
-        with socket.create_server(("127.0.0.1", 0)) as free:  # worker 0 listens there by itself
-            identities = local_identities(experiment, self.folder, free)
+        self._reserved = reserve("127.0.0.1")  # worker 0 listens there by itself
+        identities = local_identities(experiment, self.folder, self._reserved)
         told = [msgspec.structs.replace(one, coordinator_descriptor=-1) for one in identities]
         self._told = {
             one.name: {**to_environment(one), **architectures.to_environment(options)}
@@ -195,6 +194,7 @@ class Losing:
         for process in self.members.values():
             process.kill()
             process.join()
+        self._reserved.close()
 
     def _output(self, name):
         return self._tmp_path / f"{name}.txt"

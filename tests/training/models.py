@@ -1,11 +1,16 @@
 """Models for the loop's tests, named to it as "module:function"."""
 
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from paceline.training.session import init
+from paceline import models
+from paceline.record import RunFolder
+from paceline.training.session import current, init
+
+FAULT_STEPS, FAULT_SECONDS = 30, 90.0
 
 
 def broken_on_worker_1() -> nn.Module:
@@ -33,3 +38,40 @@ def normed(num_classes: int) -> nn.Module:
     """Keeps statistics of the batches that it saw."""
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(8 * 6 * 6, num_classes))
+
+
+def that_waits_for_its_faults(num_classes: int) -> nn.Module:
+    """adult-dnn, which does not run away from a launcher that is slow to disturb it: some steps
+    behind one at which something is to happen, it waits until that has."""
+    model = models.build("adult-dnn", num_classes=num_classes)
+    folder = RunFolder(Path(init().identity.run))
+    due = sorted(fault.at_step + FAULT_STEPS for fault in folder.experiment().faults)
+    waited = 0
+
+    def wait(*_: object) -> None:
+        nonlocal waited
+        while waited < len(due) and due[waited] <= current().step:
+            waited += 1
+            _wait_for_faults(folder, waited)
+
+    model.register_forward_pre_hook(wait)
+    return model
+
+
+def that_stays_at_step_100(num_classes: int) -> nn.Module:
+    """adult-dnn; worker 1 does not get further, and the others wait for it, until all are ended."""
+    model = models.build("adult-dnn", num_classes=num_classes)
+
+    def stay(*_: object) -> None:
+        if current().rank == 1 and current().step == 100:
+            time.sleep(1000.0)
+
+    model.register_forward_pre_hook(stay)
+    return model
+
+
+def _wait_for_faults(folder: RunFolder, count: int) -> None:
+    end = time.monotonic() + FAULT_SECONDS
+    while sum(event.kind == "fault" for event in folder.events()) < count:
+        assert time.monotonic() < end, "nothing has happened"
+        time.sleep(0.02)

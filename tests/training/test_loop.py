@@ -72,8 +72,10 @@ def test_the_record_of_a_run_has_the_contract(tmp_path):
     summary = folder.summary()
     assert (summary.status, summary.engine, summary.architecture) == ("finished", "here", "ring")
     assert summary.samples_per_second > 0
-    parts = sum(summary.breakdown_seconds.values())
-    assert 0.3 * summary.step_seconds.median < parts < 3 * summary.step_seconds.median
+    steps = [step for member in summary.members for step in folder.steps(member.name)]
+    parts = sum(sum(step.breakdown_seconds.values()) for step in steps)
+    assert 0.3 < parts / sum(step.seconds for step in steps) <= 1.001, "of the same steps' time"
+    assert sum(summary.breakdown_seconds.values()) > 0
     for member in summary.members:
         assert (
             member.bytes_sent > 20 * 4 * 178_110 / 2

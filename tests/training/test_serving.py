@@ -8,11 +8,16 @@ from torch.distributed import DistNetworkError
 
 from paceline import architectures, spec
 from paceline.errors import ExchangeError
+from paceline.launch import Identity
+from paceline.training import stores
 from paceline.training.serving import Serving
 
 
 class StoreOfALostWorker(Store):
     def check(self, keys):
+        raise DistNetworkError("the job's store is gone")
+
+    def get(self, key):
         raise DistNetworkError("the job's store is gone")
 
 
@@ -29,6 +34,11 @@ def test_who_was_lost_is_said_before_that_the_store_went_with_it(monkeypatch):
     threading.Timer(0.3, asked.set).start()
     with pytest.raises(ExchangeError, match="worker0 was lost in step 3"):
         serving.is_more(StoreOfALostWorker())
+
+
+def test_who_waits_at_a_store_that_is_gone_says_so_and_nothing_of_a_deadline():
+    with pytest.raises(ExchangeError, match="worker0 was lost, and the job's store with it"):
+        stores.agree(StoreOfALostWorker(), Identity(index=1, workers=2), "a note", None)
 
 
 def test_a_store_that_is_gone_is_an_error_of_its_own_where_nothing_else_failed(monkeypatch):
