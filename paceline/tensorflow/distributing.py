@@ -15,7 +15,7 @@ import tensorflow as tf
 import torch
 
 from paceline import spec
-from paceline.errors import ExchangeError, PacelineError, SpecError
+from paceline.errors import PacelineError, SpecError
 from paceline.tensorflow import graph, sharding
 from paceline.tensorflow.callbacks import Agreement, for_this_worker
 from paceline.tensorflow.mirror import Mirror
@@ -25,17 +25,11 @@ from paceline.training.session import Session, current
 
 _distributed: list["Distributed"] = []
 
-OTHER_WEIGHTS = (
-    "the workers' weights have become different: one of them changed its weights alone. Do the "
-    "same on every worker, or before paceline.tensorflow.distribute, which gives all worker 0's."
-)
 ROWS = (
     "TensorFlow: an embedding's gradient is exchanged whole, rows that occur several times summed. "
     "Keras alone gives each occurrence to the optimizer by itself, so its Adam takes other steps."
 )
 BUILD = "call model.build(input_shape), or run one batch through it, before distribute."
-TOLERANCE = 0.01
-"""Relative; workers that apply the same means differ by rounding at most."""
 
 
 def distribute(model: Any, optimizer: Any = None) -> Any:
@@ -152,7 +146,8 @@ class Distributed:
             problem = "the model had no weights yet when it was distributed."
             raise SpecError("distribute", problem, BUILD)
         self._common.nominal_size = sharding.nominal_size(self.session)
-        return self._way.apply(original, gradients, variables)
+        with self._common.likeness.ours():
+            return self._way.apply(original, gradients, variables)
 
     def _dense(self, gradients: Any) -> list[Any]:
         """Embeddings give the rows they touched; what is averaged is the whole."""
@@ -228,12 +223,8 @@ class Distributed:
 
     def check_weights(self) -> None:
         """Synchronous workers must hold the same weights."""
-        if self.session.workers == 1 or not isinstance(self._way, Averaged):
-            return
-        sizes = [float(tf.reduce_mean(tf.abs(v.value))) for v in self.model.trainable_variables]
-        own = torch.tensor(sizes, dtype=torch.float64)
-        if bool(((self.session.mean(own) - own).abs() > TOLERANCE * own).any()):
-            raise ExchangeError(OTHER_WEIGHTS)
+        if isinstance(self._way, Averaged):
+            self._common.likeness.look(at_all=True)
 
 
 def _nothing_like(x: Any) -> Any:

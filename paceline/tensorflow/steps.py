@@ -19,10 +19,17 @@ from torch import Tensor
 from paceline import spec
 from paceline.architectures.base import Architecture
 from paceline.architectures.gradients import Sink
-from paceline.errors import PacelineError, SpecError
+from paceline.errors import ExchangeError, PacelineError, SpecError
 from paceline.tensorflow import graph, parcels, rules
+from paceline.tensorflow.likeness import Likeness
 from paceline.tensorflow.mirror import Array, Mirror, StandIn, handed_over, to_numpy, to_torch
 from paceline.training.session import Session
+
+SERVERS_WEIGHTS = (
+    "{path} was assigned to before step {step}, outside the optimizer, and weights are the "
+    "servers' here: what they send would overwrite it. Do it before "
+    "paceline.tensorflow.distribute, or write server:mode=sync, where workers hold the weights."
+)
 
 Apply = Callable[[Sequence[Any], Sequence[Any]], Any]
 """The Keras optimizer's own `apply(gradients, variables)`."""
@@ -50,6 +57,7 @@ class Common:
         assert architecture is not None
         self.architecture: Architecture = architecture
         mirror.write()
+        self.likeness = Likeness(session, mirror.trained)
         self._numbers = {id(variable): n for n, variable in enumerate(mirror.trained)}
         self.nominal_size = 0.0
         """Samples of an equal part of a full batch; 0 where nobody divided batches."""
@@ -95,6 +103,7 @@ class Common:
             yield
         except PacelineError as error:
             self.failure = error
+            self.session.remember(error)
             raise
 
 
@@ -122,8 +131,9 @@ class Averaged:
     """The mean gradient goes to the worker's own Keras optimizer."""
 
     def __init__(self, session: Session, mirror: Mirror, keras: Any, passes: Any) -> None:
-        # A last number travels with the gradients: how much this worker's count.
-        mirror.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
+        # Two numbers travel with the gradients: how much this worker's count, and whether its
+        # script assigned to a variable.
+        mirror.register_parameter("weight", torch.nn.Parameter(torch.zeros(2)))
         mirror.tensors = list(mirror.parameters())
         if isinstance(session.options, spec.Ring) and session.options.bucket == "auto":
             # A bucket that waits for more than a parcel would keep it from leaving.
@@ -165,7 +175,8 @@ class Averaged:
             tensors[number].grad = gradient if weight == 1.0 else gradient * weight
         sink = _sink(self.common.architecture)
         if tensors[-1].grad is None:
-            tensors[-1].grad = torch.full((1,), weight)
+            has_assigned = bool(self.common.likeness.assigned)
+            tensors[-1].grad = torch.tensor([weight, float(has_assigned)])
             sink.made(len(tensors) - 1)
         for number in numbers:
             sink.made(number)
@@ -174,7 +185,7 @@ class Averaged:
     def _means(self, numbers: Sequence[int]) -> list[Array]:
         tensors = self.common.mirror.tensors
         _sink(self.common.architecture).pass_over()
-        total = float(_gradient(tensors[-1]))
+        total, have_assigned = _gradient(tensors[-1]).tolist()
         means = [_gradient(tensors[number]) for number in numbers]
         for tensor in tensors:
             tensor.grad = None  # TensorFlow's memory is its own again
@@ -182,6 +193,7 @@ class Averaged:
         if total != 1.0:
             means, is_kept = [mean / total for mean in means], True
         arrays = [to_numpy(mean) if is_kept else handed_over(mean) for mean in means]
+        self.common.likeness.look(at_all=bool(have_assigned))
         self.common.session.clock.enter("update")
         return arrays
 
@@ -190,7 +202,8 @@ class Averaged:
         if mirror.rest:
             mirror.read()
             self.common.architecture.settle()
-            mirror.write()
+            with self.common.likeness.ours():
+                mirror.write()
 
 
 class Served:
@@ -239,6 +252,8 @@ class Served:
                 tensor.grad = None
         self.common.set_rate(facts[2])  # settings leave ahead of gradients
         self._has_begun, self._weight = True, self.common.weight_of(int(facts[0]))
+        if path := self.common.likeness.assigned:
+            raise ExchangeError(SERVERS_WEIGHTS.format(path=path, step=self.common.session.step))
 
     @torch.no_grad()
     def _take(self, numbers: list[int], arrays: Sequence[Array]) -> None:
@@ -258,7 +273,8 @@ class Served:
 
     def settle(self) -> None:
         self.common.architecture.settle()
-        self.common.mirror.write(rest=False)
+        with self.common.likeness.ours():
+            self.common.mirror.write(rest=False)
 
 
 class Local:

@@ -149,3 +149,34 @@ def test_the_mean_of_a_tensor_leaves_it_as_it_was():
     own, mean = run_members(mean_of_own, workers=2)[1]
     assert own == [1.0]
     assert mean == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("how", "architecture"),
+    [
+        ("kernel", "ring"),
+        ("weights", "server:placement=colocated"),
+        pytest.param("weights", "hybrid", marks=pytest.mark.slow),
+        pytest.param("kernel", "server:placement=colocated,update=server", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_changes_its_weights_alone_is_named(how, architecture):
+    options = spec.parse_architecture(architecture)
+    said = run_members(member("change_alone"), how, workers=2, architecture=options)
+    if "update=server" in architecture:
+        assert "sequential/dense_1/kernel was assigned to before step 6" in said[1]
+        return
+    assert said[0] == said[1]
+    assert "weights have become different" in said[0]
+    assert "by worker1 before step 6" in said[0]
+
+
+@pytest.mark.parametrize("how", ["unseen", pytest.param("rate", marks=pytest.mark.slow)])
+def test_what_no_assignment_tells_is_seen_in_the_weights(how):
+    said = run_members(member("change_alone"), how, workers=2)
+    assert said[0] == said[1]
+    assert "weights have become different" in said[0]
+
+
+def test_what_all_workers_change_alike_is_theirs_to_change():
+    assert run_members(member("change_alone"), "all", workers=2) == ["", ""]

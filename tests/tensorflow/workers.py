@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import paceline.tensorflow as paceline
+from paceline.errors import ExchangeError
 from paceline.tensorflow import parcels, steps
 from paceline.training.session import Session
 
@@ -243,3 +244,34 @@ def leave(session: Session) -> list[str]:
     steps.Averaged._take = taken
     model.fit(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"), batch_size=4, verbose=0)
     return told
+
+
+def change_alone(session: Session, how: str) -> str:
+    """What is said when worker 1 (with "all", every worker) changes its model by itself."""
+    _use_one_thread()
+    paceline.init()
+    model = picture_model()
+    model.compile(optimizer("momentum"), keras.losses.SparseCategoricalCrossentropy(**LOSS))
+    model = paceline.distribute(model)
+    x, y = paceline.shard(*pictures())
+    kernel = model.layers[-1].kernel
+
+    def change(batch: int, logs: Any) -> None:
+        if batch != 5 or (session.rank == 0 and how != "all"):
+            return
+        if how == "unseen":  # TensorFlow's variable, past Keras
+            kernel.value.assign_add(tf.fill(kernel.shape, 0.01))
+        elif how == "kernel":
+            kernel.assign(kernel + 0.01)
+        elif how == "rate":
+            model.optimizer.learning_rate = 0.5
+        else:
+            model.set_weights([weights * 1.1 for weights in model.get_weights()])
+
+    changes = keras.callbacks.LambdaCallback(on_train_batch_end=change)
+    try:
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[changes])
+    except ExchangeError as error:
+        session.broken = None  # this script expects it
+        return str(error)
+    return ""
