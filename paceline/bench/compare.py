@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,8 @@ from paceline.errors import PacelineError, RecordError, SpecError
 from paceline.launch import Output
 
 QUESTION, OUTCOMES, RUNS, TABLE = "comparison.toml", "cells.jsonl", "runs", "table.json"
+NETWORK = "net.json"
+"""In the place of runs where a paper's figure is of networks: link -> pairs of `net`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,8 +75,18 @@ class ComparisonFolder:
             raise RecordError(f"{path} is not a comparison: it has no {QUESTION}")
         return cls(path)
 
+    def question(self) -> str:
+        """The comparison's file as it is written."""
+        return (self.path / QUESTION).read_text(encoding="utf-8")
+
     def comparison(self) -> spec.Comparison:
         return spec.load_comparison(self.path / QUESTION)
+
+    def network(self) -> dict[str, Any] | None:
+        """The curves of networks, where that is what was measured."""
+        file = self.path / NETWORK
+        found: dict[str, Any] = msgspec.json.decode(file.read_bytes()) if file.is_file() else {}
+        return found or None
 
     def outcomes(self) -> list[Outcome]:
         file = self.path / OUTCOMES

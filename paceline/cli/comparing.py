@@ -102,9 +102,16 @@ def run(
 
 def show_page(folder: compare.ComparisonFolder, table: Table) -> None:
     """The page of a comparison, beside its record."""
-    question = (folder.path / compare.QUESTION).read_text(encoding="utf-8")
-    index = report.write(table, folder.path / "report", question=question)
-    console.err.print(f"page: {index}")
+    console.err.print(f"page: {write_page(folder, table, folder.path / 'report')}")
+
+
+def write_page(folder: compare.ComparisonFolder, table: Table, target: Path) -> Path:
+    """The page of a comparison; a paper's opens with its figure, whoever writes it."""
+    question, paper = folder.question(), folder.comparison().paper
+    curves = folder.network()
+    if curves is not None and paper is not None:
+        return report.write_network(curves, paper, target, question=question)
+    return report.write(table, target, question=question, paper=paper)
 
 
 def _silent(member: str, stream: str, content: bytes) -> None:

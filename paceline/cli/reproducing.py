@@ -8,13 +8,9 @@ from rich import box
 from rich.table import Table as RichTable
 
 from paceline import spec
-from paceline.bench.compare import ComparisonFolder
-from paceline.bench.table import Table
+from paceline.bench.compare import NETWORK, ComparisonFolder
 from paceline.cli import comparing, console
 from paceline.errors import SpecError
-from paceline.report import page
-from paceline.report.figure import add_figure, add_network
-from paceline.report.write import write_csv, write_pictures
 
 
 def show_list(presets: Sequence[spec.Comparison], json: bool) -> None:
@@ -68,11 +64,7 @@ def run(
         _run_network(comparison, path, json=json)
         return
     folder = ComparisonFolder.create(path, comparison)
-    table = comparing.run(folder, pythons, json=json, verbose=verbose, page=False)
-    question = spec.comparison_to_toml(comparison)
-    composed = page.compose(_titled(table, paper), question)
-    add_figure(composed, paper, table)
-    _write(composed, table, path / "report")
+    comparing.run(folder, pythons, json=json, verbose=verbose)
 
 
 def _run_network(comparison: spec.Comparison, path: Path, *, json: bool) -> None:
@@ -85,34 +77,12 @@ def _run_network(comparison: spec.Comparison, path: Path, *, json: bool) -> None
     curves = {
         link: list(agents.tunnel_pairs(2, spec.parse_link(link, "links"), sizes)) for link in links
     }
-    path.mkdir(parents=True)
+    folder = ComparisonFolder.create(path, comparison)
     content = msgspec.json.format(msgspec.json.encode(curves), indent=1)
-    (path / "net.json").write_bytes(content)
-    paper = _paper(comparison)
-    composed = page.Page(title=paper.title, verdict=" ".join(paper.differs), tiles=[])
-    composed.question = spec.comparison_to_toml(comparison)
-    add_network(composed, paper, curves)
-    _write(composed, None, path / "report")
+    (path / NETWORK).write_bytes(content)
+    comparing.show_page(folder, folder.table())
     if json:
         console.print_json(curves)
-
-
-def _write(composed: page.Page, table: Table | None, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    index = target / "index.html"
-    index.write_text(page.render(composed), encoding="utf-8")
-    if table is not None:
-        write_csv(table, target / "csv")
-    write_pictures(composed.charts(), composed.datasets, target / "charts")
-    console.err.print(f"page: {index}")
-
-
-def _titled(table: Table, paper: spec.Paper) -> Table:
-    """The table under the figure's name; the verdict says what differs from the paper."""
-    differs = " ".join(paper.differs)
-    title = f"{paper.paper}, Figure {paper.figure}: {paper.title}"
-    verdict = f"{table.verdict} What differs from the paper: {differs}"
-    return msgspec.structs.replace(table, name=title, verdict=verdict)
 
 
 def _paper(preset: spec.Comparison) -> spec.Paper:

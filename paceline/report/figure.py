@@ -29,8 +29,15 @@ SERIES = ("cpu", "packets_received", "packets_sent")
 """What P4 draws over time, one line per node."""
 
 
+def title(paper: spec.Paper) -> str:
+    """What the page of a paper's experiment is called."""
+    return f"{paper.paper}, Figure {paper.figure}: {paper.title}"
+
+
 def add_figure(page: Page, paper: spec.Paper, table: Table) -> None:
-    """Put the figure first on the page of its measurements."""
+    """Put the figure first on the page of its measurements; it says what differs from the paper."""
+    page.title = title(paper)
+    page.verdict += f"\nWhat differs from the paper: {' '.join(paper.differs)}"
     section = Section(title=f"Figure {paper.figure} of {paper.paper}, redrawn: {paper.title}")
     timed = [row for row in table.rows if row.samples_per_second is not None]
     if paper.kind == "series":
@@ -62,8 +69,12 @@ def add_network(page: Page, paper: spec.Paper, curves: dict[str, Any]) -> None:
         )
         .properties(height=charts.HEIGHT)
     )
-    title = "Bandwidth against message size"
-    drawn = Chart(name="figure-net", title=title, data="figure/net", spec=_dict(chart))
+    drawn = Chart(
+        name="figure-net",
+        title="Bandwidth against message size",
+        data="figure/net",
+        spec=_dict(chart),
+    )
     heading = f"Figure {paper.figure} of {paper.paper}, redrawn: {paper.title}"
     page.scaling.insert(0, Section(title=heading, charts=[drawn]))
 
@@ -145,9 +156,9 @@ def _drawn(paper: spec.Paper, measure: str, name: str, where: str, points: Value
         chart = base.mark_bar().encode(
             x=x, xOffset="series:N", y=y, color=_colour(points), tooltip=tips
         )
-    title = f"{MEASURES[measure]} against {x_title}{where}"
+    heading = f"{MEASURES[measure]} against {x_title}{where}"
     spec_dict = _dict(chart.properties(height=charts.HEIGHT))
-    return Chart(name=f"{name}-{slug(measure)}", title=title, data=data, spec=spec_dict)
+    return Chart(name=f"{name}-{slug(measure)}", title=heading, data=data, spec=spec_dict)
 
 
 def _add_series(page: Page, section: Section, rows: Sequence[Row]) -> None:

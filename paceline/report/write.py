@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from paceline import spec
 from paceline.bench.table import Row, Table
 from paceline.record import PHASES, RunFolder
-from paceline.report import charts, page
+from paceline.report import charts, figure, page
 from paceline.report.charts import Chart
 from paceline.report.drawing import Drawing, draw_all
 from paceline.report.rows import from_runs
@@ -17,24 +18,49 @@ from paceline.report.rows import from_runs
 FILE_WIDTH = 640
 
 
-def write(table: Table, target: Path, *, question: str = "", files: bool = True) -> Path:
+def write(
+    table: Table,
+    target: Path,
+    *,
+    question: str = "",
+    paper: spec.Paper | None = None,
+    files: bool = True,
+) -> Path:
     """Write the report of a comparison into the folder `target`; returns its index.html.
 
     `question` is the text of the comparison's file; every run shows its own experiment anyway.
+    `paper`: the comparison is a paper's, and the page opens with its figure.
     """
     composed = page.compose(table, question)
-    target.mkdir(parents=True, exist_ok=True)
-    index = target / "index.html"
-    index.write_text(page.render(composed), encoding="utf-8")
+    if paper is not None:
+        figure.add_figure(composed, paper, table)
+    index = _write_page(composed, target, files=files)
     write_csv(table, target / "csv")
-    if files:
-        write_pictures(composed.charts(), composed.datasets, target / "charts")
     return index
+
+
+def write_network(
+    curves: dict[str, Any], paper: spec.Paper, target: Path, *, question: str = ""
+) -> Path:
+    """Write the report of a paper's figure of networks; `curves`: link -> pairs of `net`."""
+    composed = page.Page(title=figure.title(paper), verdict=" ".join(paper.differs), tiles=[])
+    composed.question = question
+    figure.add_network(composed, paper, curves)
+    return _write_page(composed, target, files=True)
 
 
 def write_runs(runs: Sequence[RunFolder], target: Path, *, files: bool = True) -> Path:
     """Write the report of runs that belong to no comparison."""
     return write(from_runs(runs), target, files=files)
+
+
+def _write_page(composed: page.Page, target: Path, *, files: bool) -> Path:
+    target.mkdir(parents=True, exist_ok=True)
+    index = target / "index.html"
+    index.write_text(page.render(composed), encoding="utf-8")
+    if files:
+        write_pictures(composed.charts(), composed.datasets, target / "charts")
+    return index
 
 
 def write_pictures(
