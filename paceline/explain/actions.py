@@ -6,6 +6,7 @@ help is not offered, and the most promising comes first.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import msgspec
 
@@ -62,11 +63,16 @@ READ_AHEAD = "prepare samples ahead of the step: more reading threads, or a cach
 
 
 def actions(evidence: Evidence, causes: Sequence[Loss]) -> list[Action]:
-    """What to do, the most promising first; what has no figure comes last."""
+    """What to do, the most promising first; what has no figure comes last.
+
+    Before them all: about what is worse than time lost, where that comes first.
+    """
+    worse = list(takewhile(lambda cause: not cause.seconds, causes))
     found = [action for cause in causes for action in _against(evidence, cause.name)]
+    before = [action for cause in worse for action in _against(evidence, cause.name)]
     unique = list({action.text: action for action in found}.values())
-    worth = [a for a in unique if a.gain is None or _worth(a.gain)]
-    return sorted(worth, key=lambda a: -a.gain.middle if a.gain is not None else 0.0)
+    worth = [a for a in unique if (a.gain is None or _worth(a.gain)) and a not in before]
+    return before + sorted(worth, key=lambda a: -a.gain.middle if a.gain is not None else 0.0)
 
 
 def _worth(promised: Gain) -> bool:
@@ -74,9 +80,9 @@ def _worth(promised: Gain) -> bool:
 
 
 def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
-    inside = evidence.inside
-    if inside is not None and inside.loss.name == cause:
-        yield _as_in_other_steps(evidence, inside)
+    inside = [one for one in evidence.inside if one.loss.name == cause]
+    if inside:
+        yield from (_as_in_other_steps(evidence, one) for one in inside)
         return
     match cause:
         case "not-finite" | "diverged" | "staleness" | "chance" | "flat":
@@ -84,6 +90,9 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
         case "same-samples":
             text = "pass the loader to paceline.shard, or give each worker's order another seed"
             yield Action(text=text)
+        case "sorted-samples":
+            text = "shuffle the samples, all of them and not a few at a time: shuffle=True, or "
+            yield Action(text=f"{text}a shuffle buffer as large as the data set")
         case "odd-worker":
             odd = samples.odd_worker(evidence.facts)
             name = odd[0] if odd is not None else ""
@@ -103,7 +112,7 @@ def _against(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
         case "intermittent":
             yield from _against_unsteady(evidence)
         case "slowed":
-            yield _as_before(evidence)
+            yield from (_as_before(evidence, slow) for slow in evidence.slowed)
         case "slow-worker" | "jitter":
             yield from _against_wait(evidence)
         case "slow-cable":
@@ -229,10 +238,9 @@ def _against_unsteady(evidence: Evidence) -> Iterator[Action]:
     yield Action(text=text, gain=gain(needs, steady))
 
 
-def _as_before(evidence: Evidence) -> Action:
+def _as_before(evidence: Evidence, found: Slowed) -> Action:
     """Every step like those that were not slow."""
-    found, needs = evidence.slowed, evidence.needs
-    assert found is not None
+    needs = evidence.needs
     text = _what_changed(found, "all workers" if found.everybody else found.worker)
     if found.phase in ("exchange_exposed", "wait"):
         return Action(text=text, gain=spared(needs, 0.5 * found.seconds, found.seconds))
@@ -244,8 +252,7 @@ def _as_before(evidence: Evidence) -> Action:
 
 def _as_in_other_steps(evidence: Evidence, inside: Inside) -> Action:
     """What was there for a part of the run is gone from that part."""
-    found, cost = evidence.slowed, inside.loss.seconds * inside.steps_fraction
-    assert found is not None
+    found, cost = inside.slow, inside.loss.seconds * inside.steps_fraction
     late = inside.evidence.late
     who = "all workers"
     if inside.loss.name in ("slow-worker", "slow-cable") and late is not None:

@@ -13,6 +13,7 @@ from paceline.explain.inside import Gather, inside, of_steps
 from paceline.explain.learning import DOUBTFUL, OF_LEARNING, learning
 from paceline.explain.needs import Needs
 from paceline.explain.parts import parts
+from paceline.explain.reading import ReadOnce
 from paceline.explain.spans import slowed
 from paceline.explain.unsteady import unsteady
 from paceline.record import RunFolder, Summary
@@ -24,6 +25,7 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
     Without a baseline the ideal is the typical worker's compute alone; with one it is the
     baseline's whole step for as many samples. `link` ("10gbit") names the cables of a real cluster.
     """
+    run = ReadOnce(run.path)
     failed = failure.failure(run)
     try:
         facts = gather(run, link)
@@ -107,17 +109,18 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
 
 
 def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Evidence:
-    became_slow = slowed(facts)
+    slow = slowed(facts)
+    within = [inside(facts, one, slow, part) for one in slow]
     return replace(
         of_steps(facts, other),
-        unsteady=unsteady(facts) if became_slow is None else None,
-        slowed=became_slow,
+        unsteady=None if slow else unsteady(facts),
+        slowed=tuple(one for one, why in zip(slow, within, strict=True) if why is None),
         learning=learning(facts, other),
         baseline=other,
         efficiency=None if other is None else difference.efficiency(facts, other),
         failure=failed,
         lost=failure.lost(facts),
-        inside=None if became_slow is None else inside(facts, became_slow, part),
+        inside=tuple(why for why in within if why is not None),
     )
 
 

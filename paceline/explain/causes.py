@@ -101,19 +101,22 @@ class Evidence:
     late: Late | None
     shortage: Shortage | None
     unsteady: Unsteady | None = None
-    slowed: Slowed | None = None
+    slowed: tuple[Slowed, ...] = ()
+    """Parts of the run that were slow, where nothing but their length is known; the worst first."""
+
     learning: Learning | None = None
     baseline: Facts | None = None
     efficiency: float | None = None
     failure: str = ""
     lost: str = ""
-    inside: "Inside | None" = None
+    inside: "tuple[Inside, ...]" = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
     """The slow steps of a run that was slow for a part of it, explained by themselves."""
 
+    slow: Slowed
     evidence: Evidence
     loss: Loss
     """What those steps lose, and the others do not."""
@@ -169,10 +172,9 @@ def step_losses(evidence: Evidence) -> list[Loss]:
     _add_compression(facts, found)
     _add_compute(evidence, found, lost.get("compute", 0.0))
     _gather_fixed_costs(facts, found)
-    if evidence.inside is not None:
-        _add_inside(evidence.inside, found)
-    else:
-        _add_unsteady(evidence.unsteady or evidence.slowed, found)
+    _add_inside(evidence.inside, found)
+    for slow in (evidence.unsteady, *evidence.slowed):
+        _add_unsteady(slow, found)
     found["late-work"] = _late_work_seconds(facts)
     return [Loss(name=name, seconds=seconds) for name, seconds in found.items()]
 
@@ -354,15 +356,18 @@ def _late_work_seconds(facts: Facts) -> float:
     return share * facts.typical.step_seconds if share >= LATE_WORK_FRACTION else 0.0
 
 
-def _add_inside(inside: Inside, found: dict[CauseName, float]) -> None:
+def _add_inside(inside: Sequence[Inside], found: dict[CauseName, float]) -> None:
     """A cause that was there for a part of the run, whatever its mean over all steps looks like."""
-    name, seconds = inside.loss.name, inside.loss.seconds * inside.steps_fraction
-    missing = seconds - found.get(name, 0.0)
-    found[name] = max(seconds, found.get(name, 0.0))
-    for other in ("jitter", "slow-worker", "transport", "compute"):  # which it was taken for
-        if other != name and missing > 0:
-            taken = min(missing, found.get(other, 0.0))
-            found[other], missing = found.get(other, 0.0) - taken, missing - taken
+    named = {one.loss.name for one in inside}
+    for name in named:
+        own = [one for one in inside if one.loss.name == name]
+        seconds = sum(one.loss.seconds * one.steps_fraction for one in own)
+        missing = seconds - found.get(name, 0.0)
+        found[name] = max(seconds, found.get(name, 0.0))
+        for other in ("jitter", "slow-worker", "transport", "compute"):  # which it was taken for
+            if other not in named and missing > 0:
+                taken = min(missing, found.get(other, 0.0))
+                found[other], missing = found.get(other, 0.0) - taken, missing - taken
 
 
 def _add_unsteady(unsteady: Unsteady | Slowed | None, found: dict[CauseName, float]) -> None:
@@ -378,4 +383,5 @@ def _add_unsteady(unsteady: Unsteady | Slowed | None, found: dict[CauseName, flo
         seconds = found.get(name, 0.0)
         if seconds:
             found[name] = max(0.0, seconds - unsteady.seconds)
-    found["slowed" if isinstance(unsteady, Slowed) else "intermittent"] = unsteady.seconds
+    kind: CauseName = "slowed" if isinstance(unsteady, Slowed) else "intermittent"
+    found[kind] = found.get(kind, 0.0) + unsteady.seconds

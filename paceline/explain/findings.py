@@ -13,6 +13,7 @@ CauseName = Literal[
     "chance",
     "flat",
     "same-samples",
+    "sorted-samples",
     "odd-worker",
     "memory",
     "cores",

@@ -4,7 +4,8 @@ What they lose and the others do not is the cause; over all steps it would be ha
 like another one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from paceline.explain.causes import Evidence, Inside, Loss, step_losses
 from paceline.explain.facts import Facts, WorkerFacts
@@ -25,12 +26,12 @@ Gather = Callable[[Callable[[int], bool]], Facts]
 """Facts of the steps for which a function is true."""
 
 
-def inside(facts: Facts, slow: Slowed, gather: Gather) -> Inside | None:
+def inside(facts: Facts, slow: Slowed, all_slow: Sequence[Slowed], gather: Gather) -> Inside | None:
     """What slow steps lose that others do not; None where no cause but their length is found."""
     if slow.grows:
         return None
     within = of_steps(gather(slow.holds))
-    without = of_steps(gather(_longest_other(facts.typical, slow)))
+    without = of_steps(gather(_longest_other(facts.typical, all_slow)))
     longer = within.facts.typical.step_seconds - without.facts.typical.step_seconds
     before: dict[CauseName, float] = {loss.name: loss.seconds for loss in step_losses(without)}
     more = [
@@ -43,17 +44,16 @@ def inside(facts: Facts, slow: Slowed, gather: Gather) -> Inside | None:
     if worst.name in CONSTANT or before.get(worst.name, 0.0) > worst.seconds:
         return None  # it is always there, and was worse for a while
     share = within.facts.typical.steps / facts.typical.steps
-    return Inside(evidence=within, loss=worst, steps_fraction=share)
+    return Inside(slow=slow, evidence=within, loss=worst, steps_fraction=share)
 
 
-def _longest_other(worker: WorkerFacts, slow: Slowed) -> Callable[[int], bool]:
+def _longest_other(worker: WorkerFacts, slow: Sequence[Slowed]) -> Callable[[int], bool]:
     """The usual steps that lie together: counters grow evenly between samples only."""
-    before = sum(slow.start is not None and s.step < slow.start for s in worker.entries)
-    after = sum(slow.end is not None and s.step >= slow.end for s in worker.entries)
-    start, end = slow.start, slow.end
-    if before >= after:
-        return lambda step: start is not None and step < start
-    return lambda step: end is not None and step >= end
+    numbers = [step.step for step in worker.entries]
+    runs = [list(run) for _, run in groupby(numbers, lambda n: any(s.holds(n) for s in slow))]
+    usual = [run for run in runs if not any(one.holds(run[0]) for one in slow)]
+    longest = max(usual, key=len)
+    return lambda step: longest[0] <= step <= longest[-1]
 
 
 def of_steps(facts: Facts, baseline: Facts | None = None) -> Evidence:

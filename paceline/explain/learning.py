@@ -41,6 +41,9 @@ FLAT_STEPS, FLAT_FRACTION = 60, 0.05
 """A loss stands still when after so many steps it has not fallen beyond its noise, and surely not
 by this share."""
 
+MOST = 0.5
+"""Share of a model's weights: a training that reaches no more than the rest is no accident."""
+
 FORGOTTEN_FRACTION, FELL_FRACTION = 0.5, 0.3
 """A loss that rose again by this share of what it had fallen, where that was this share of it."""
 
@@ -61,7 +64,7 @@ DOUBTFUL: tuple[CauseName, ...] = ("chance", "flat", "odd-worker")
 """What may be as it should, and is said after what costs time."""
 
 OF_LEARNING: tuple[CauseName, ...] = (
-    *("not-finite", "diverged", "staleness", "same-samples"),
+    *("not-finite", "diverged", "staleness", "same-samples", "sorted-samples"),
     *DOUBTFUL,
 )
 
@@ -118,6 +121,8 @@ def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
     stale = found.staleness is not None and found.staleness >= STALE
     if has_sunk(found):
         return "diverged"
+    if samples.jumps(facts):
+        return "sorted-samples"
     if has_risen(facts, found) or _has_spike(facts, found) or has_forgotten(facts, found):
         return "staleness" if stale and not _rate_is_absurd(finite) else "diverged"
     if at_chance(facts, found):
@@ -149,7 +154,7 @@ def is_certain(facts: Facts, name: CauseName, all_wrong: Sequence[CauseName]) ->
         spoilt = "diverged" in all_wrong or "not-finite" in all_wrong
         return spoilt or samples.is_left_behind(facts)
     if name == "flat":
-        return rate_is_zero(facts)
+        return rate_is_zero(facts) or sum(not_reached(facts)[:2]) >= MOST
     return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
 
 
@@ -162,6 +167,22 @@ def rate_is_zero(facts: Facts) -> bool:
     """Whether every step of the run had a learning rate, and it was 0."""
     rates = [step.learning_rate for step in facts.typical.entries]
     return bool(rates) and all(rate == 0 for rate in rates)
+
+
+def not_reached(facts: Facts) -> tuple[float, float, str]:
+    """Shares of the weights that are frozen, and that no gradient comes to; one of their names.
+
+    Of a script: where workers have a part of its model each, the others' get none here.
+    """
+    divided = isinstance(facts.architecture, spec.Pipeline | spec.Replicated)
+    if divided or facts.experiment.workload.script is None:
+        return 0.0, 0.0, ""
+    for member in facts.members:
+        found = member.counters.get("reach")
+        if isinstance(found, dict) and found.get("elements"):
+            parts = [found[what] / found["elements"] for what in ("frozen", "without_gradient")]
+            return parts[0], parts[1], str(found["for_example"])
+    return 0.0, 0.0, ""
 
 
 def has_risen(facts: Facts, found: Learning) -> bool:

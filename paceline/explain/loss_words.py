@@ -53,6 +53,9 @@ def flat_in_words(evidence: Evidence) -> str:
     text = f"the loss stays at {found.last:.3g} over {len(facts.losses)} steps: "
     if learn.rate_is_zero(facts):
         return text + "the learning rate is 0 in all of them"
+    frozen, lacking, name = learn.not_reached(facts)
+    if frozen + lacking >= learn.MOST:
+        return f"{text}nothing is learnt, and {unreached_in_words(frozen, lacking, name)}"
     return text + "nothing is learnt, or nothing is left to learn"
 
 
@@ -61,3 +64,19 @@ def odd_in_words(evidence: Evidence) -> str:
     assert odd is not None
     name, own, others = odd
     return f"the loss of {name} is {own:.3g} where no other worker's is above {others:.3g}"
+
+
+def sorted_in_words(evidence: Evidence) -> str:
+    jumps = samples.jumps(evidence.facts)
+    shown = ", ".join(str(step) for step, _, _ in jumps[:3]) + (", …" if len(jumps) > 3 else "")
+    _, before, after = max(jumps, key=lambda jump: jump[2])
+    return (
+        f"{len(jumps)} times (at step {shown}) a loss that had fallen is as large as at first "
+        f"again, from {before:.2g} to {after:.2g}: so it is where samples come sorted by class"
+    )
+
+
+def unreached_in_words(frozen: float, lacking: float, name: str) -> str:
+    if lacking >= frozen:
+        return f"no gradient comes to {lacking:.0%} of the weights ({name}, for one)"
+    return f"{frozen:.0%} of the weights are frozen ({name}, for one)"

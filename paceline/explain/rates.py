@@ -40,6 +40,12 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     elif cause == "diverged" and evidence.learning and learn.has_sunk(evidence.learning):
         text = "look at the sign of the loss: training makes it small, not large"
         yield Action(text=text)
+    elif cause == "flat" and sum(learn.not_reached(evidence.facts)[:2]) >= learn.MOST:
+        frozen, lacking, name = learn.not_reached(evidence.facts)
+        text = f"unfreeze what should learn: {name} wants no gradient"
+        if lacking >= frozen:
+            text = f"see where the graph is cut on its way to {name}: detach(), no_grad(), .data"
+        yield Action(text=text)
     elif cause in ("chance", "flat"):
         other = "try another learning rate" + (f" than {rate:.2g}" if rate else "")
         text = "see that gradients reach the weights: nothing detached, nothing frozen; then "

@@ -33,6 +33,46 @@ LEARNT_FRACTION = 0.05
 """A loss that fell by less than this has not learnt; noise of a batch is about as large."""
 
 
+JUMP_STEPS = 3
+"""Losses before and after a jump that are looked at: one bad batch is none."""
+
+LEARNT_BEFORE, NEW_AFTER = 0.5, 0.9
+"""Of the first loss: less before a jump, as much after it. What comes is as new as at first."""
+
+FEWEST_JUMPS = 2
+"""Of three kinds of samples, one after the other."""
+
+
+def jumps(facts: Facts) -> list[tuple[int, float, float]]:
+    """Where a loss that had fallen is suddenly as large as at first, again and again.
+
+    So it is with samples that come sorted: each kind is learnt, and the next is new. Each jump is
+    its step, and the loss before and after it. Empty where it is not so, or the rate changes.
+    """
+    if not all(map(math.isfinite, facts.losses.values())):
+        return []
+    steps, losses = list(facts.losses), list(facts.losses.values())
+    first, place = fmean(losses[:JUMP_STEPS]), JUMP_STEPS
+    found: list[tuple[int, float, float]] = []
+    while place + JUMP_STEPS <= len(losses) and first > 0:
+        before = fmean(losses[place - JUMP_STEPS : place])
+        after = median(losses[place : place + JUMP_STEPS])
+        is_new = losses[place] > NEW_AFTER * first and after > LEARNT_BEFORE * first
+        if before < LEARNT_BEFORE * first and is_new:
+            found.append((steps[place], before, losses[place]))
+            place += JUMP_STEPS
+        place += 1
+    if len(found) < FEWEST_JUMPS or any(_rate_rises(facts, step) for step, _, _ in found):
+        return []
+    return found
+
+
+def _rate_rises(facts: Facts, step: int) -> bool:
+    """Shortly before this step."""
+    before = [s.learning_rate or 0.0 for s in facts.typical.entries if 0 <= step - s.step <= 5]
+    return bool(before) and max(before) > 1.01 * before[0]
+
+
 def sees_the_same(facts: Facts) -> bool:
     """Whether a script's workers train on the same samples: then their losses are equal."""
     own = [losses for losses in facts.worker_losses.values() if losses]

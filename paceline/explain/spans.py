@@ -1,4 +1,4 @@
-"""Slowness with a beginning or an end: from one step on, up to one, or between two.
+"""Slowness with a beginning or an end: from one step on, up to one, between two, or several times.
 
 A straggler, a busy machine or a slow disk that is there for half of a run shows as a cause half as
 large when steps are averaged. Here the steps are found in which it was there, so that it is named
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
+from typing import TypeVar
 
 from paceline.explain.facts import Facts, WorkerFacts
 from paceline.explain.phases import excess, worst
@@ -26,6 +27,12 @@ LEAST_SECONDS = 0.2
 CLEAR_FRACTION = 0.85
 """Share of the steps that must lie on their side of the middle between slow and usual."""
 
+MOST_SPANS = 4
+"""What comes more often is told as what comes and goes."""
+
+MORE_FACTOR = 1.15
+"""Several spans are told where they cost this many times what the worst alone does."""
+
 MOST_BINS = 120
 """Longer runs are looked at in as many pieces, and more closely at the two edges only."""
 
@@ -37,6 +44,12 @@ PIECES, RISING_PIECES = 10, 8
 
 LARGEST_RISE = 0.4
 """Share of the whole growth that one piece may bring; more is a jump."""
+
+
+Places = tuple[int, int]
+"""The first of some steps that lie together and the first after them, counted from 0."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,35 +81,115 @@ class Slowed:
         return (self.start is None or self.start <= step) and (self.end is None or step < self.end)
 
 
-def slowed(facts: Facts) -> Slowed | None:
-    """The worker and the phase that were slow for a part of the run; None where none was."""
-    return worst([_grown(worker) or _slowed(worker) for worker in facts.workers])
+def slowed(facts: Facts) -> tuple[Slowed, ...]:
+    """The parts of the run that were slow, each with the worker and the phase that were; the worst
+    first. Empty where none was."""
+    found = {worker.name: _spans(worker) for worker in facts.workers}
+    first = worst([_grown(w) or _worst_of(w, found[w.name]) for w in facts.workers])
+    if first is None:
+        return ()
+    spans = found[first.worker]
+    if first.grows or len(spans) == 1:
+        return (first,)
+    entries = next(worker for worker in facts.workers if worker.name == first.worker).entries
+    bounds = [(entries[a].step, entries[b - 1].step) for a, b in spans]
+    each = [worst([_slowed_in(worker, own, bounds) for worker in facts.workers]) for own in bounds]
+    return tuple(sorted((one for one in each if one is not None), key=lambda one: -one.seconds))
 
 
-def _slowed(worker: WorkerFacts) -> Slowed | None:
-    steps = worker.entries
-    times = [step.seconds for step in steps]
+def _spans(worker: WorkerFacts) -> list[Places]:
+    """Where the steps that were slow lie; the longest first. Empty where none were."""
+    times = [step.seconds for step in worker.entries]
     if len(times) < 2 * SLOWED_STEPS or min(times) <= 0:
-        return None
-    start, end = _interval(times)
-    inside, others = times[start:end], times[:start] + times[end:]
+        return []
+    one, several = [_interval(times)], _intervals(times)
+    of_one, of_several = _cost(times, one), _cost(times, several)
+    return several if of_several > MORE_FACTOR * of_one else one if of_one else []
+
+
+def _cost(times: Sequence[float], spans: Sequence[Places]) -> float:
+    """What these steps take longer than the others, in all; 0 where they are not surely slow."""
+    inside, others = _divided(times, spans)
+    if min(len(inside), len(others)) < SLOWED_STEPS:
+        return 0.0
     slow, usual = median(inside), median(others)
     middle = math.sqrt(slow * usual)
     clear = fmean(t < middle for t in others), fmean(t > middle for t in inside)
     if slow < SLOWED_FACTOR * usual or min(clear) < CLEAR_FRACTION:
-        return None
-    if len(inside) * (slow - usual) < LEAST_SECONDS:
-        return None
-    more = excess(steps[start:end], [*steps[:start], *steps[end:]])
+        return 0.0
+    cost = len(inside) * (slow - usual)
+    return cost if cost >= LEAST_SECONDS else 0.0
+
+
+def _divided(steps: Sequence[T], spans: Sequence[Places]) -> tuple[list[T], list[T]]:
+    """Steps of the spans, and all others."""
+    is_slow = [any(a <= place < b for a, b in spans) for place in range(len(steps))]
+    return (
+        [step for step, slow in zip(steps, is_slow, strict=True) if slow],
+        [step for step, slow in zip(steps, is_slow, strict=True) if not slow],
+    )
+
+
+def _worst_of(worker: WorkerFacts, spans: Sequence[Places]) -> Slowed | None:
+    each = [_slowed(worker, start, end, spans) for start, end in spans]
+    return max(each, key=lambda one: one.seconds, default=None)
+
+
+def _slowed(worker: WorkerFacts, start: int, end: int, spans: Sequence[Places]) -> Slowed:
+    """One of the spans, against the steps outside all of them."""
+    steps, usual = worker.entries, _divided(worker.entries, spans)[1]
+    more = excess(steps[start:end], usual)
     phase = max(more, key=lambda name: more[name])
+    slow = median(step.seconds for step in steps[start:end])
     return Slowed(
         worker=worker.name,
         phase=phase,
-        seconds=more[phase] * len(inside) / len(times),
+        seconds=more[phase] * (end - start) / len(steps),
         start=steps[start].step if start else None,
-        end=steps[end].step if end < len(times) else None,
-        factor=slow / usual,
+        end=steps[end].step if end < len(steps) else None,
+        factor=slow / median(step.seconds for step in usual),
     )
+
+
+def _slowed_in(
+    worker: WorkerFacts, own: tuple[int, int], bounds: Sequence[tuple[int, int]]
+) -> Slowed | None:
+    """A span that was found in the steps of another worker, by the first and last of them."""
+
+    def places(first: int, last: int) -> Places:
+        held = [n for n, step in enumerate(worker.entries) if first <= step.step <= last]
+        return (held[0], held[-1] + 1) if held else (0, 0)
+
+    start, end = places(*own)
+    spans = [places(*bound) for bound in bounds]
+    if end - start < SLOWED_STEPS or not _divided(worker.entries, spans)[1]:
+        return None
+    return _slowed(worker, start, end, spans)
+
+
+def _intervals(times: Sequence[float]) -> list[Places]:
+    """Every run of slow steps, where they are told apart by one bound; the longest first."""
+    logs = [math.log(seconds) for seconds in times]
+    bound, half = _bound(sorted(logs)), SLOWED_STEPS // 2
+    is_slow = [median(logs[max(0, n - half) : n + half + 1]) > bound for n in range(len(logs))]
+    edges = [n for n in range(1, len(logs)) if is_slow[n] != is_slow[n - 1]]
+    pieces = list(pairwise([0, *edges, len(logs)]))
+    slow = [(a, b) for a, b in pieces if is_slow[a]]
+    if not 2 <= len(slow) <= MOST_SPANS or min(b - a for a, b in pieces) < SLOWED_STEPS:
+        return []
+    return sorted(slow, key=lambda span: span[0] - span[1])
+
+
+def _bound(ordered: Sequence[float]) -> float:
+    """What divides numbers into two kinds with the largest variance between them."""
+    total, below, found, best = sum(ordered), 0.0, ordered[-1], 0.0
+    for count, value in enumerate(ordered[:-1], start=1):
+        below += value
+        rest = len(ordered) - count
+        apart = count * rest * ((total - below) / rest - below / count) ** 2
+        if apart > best:
+            found, best = (value + ordered[count]) / 2, apart
+    return found
 
 
 def _interval(times: Sequence[float]) -> tuple[int, int]:

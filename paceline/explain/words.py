@@ -1,6 +1,7 @@
 """Findings in sentences: causes, and the one or two sentences that end a run."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from paceline import spec
 from paceline.explain import difference, limits
@@ -8,6 +9,7 @@ from paceline.explain import learning as learn
 from paceline.explain.actions import UNEVEN_STAGES, all_late, paused_by, pauses, slower_phase
 from paceline.explain.causes import (
     Evidence,
+    Inside,
     Loss,
     far_away,
     first_steps_excess,
@@ -19,7 +21,13 @@ from paceline.explain.causes import (
 )
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Action, CauseName, Gain, Late
-from paceline.explain.loss_words import flat_in_words, loss_in_words, odd_in_words
+from paceline.explain.loss_words import (
+    flat_in_words,
+    loss_in_words,
+    odd_in_words,
+    sorted_in_words,
+    unreached_in_words,
+)
 from paceline.explain.machine import is_full, shortage
 from paceline.explain.parts import busiest_server, busiest_worker_link
 from paceline.explain.spans import Slowed
@@ -49,12 +57,24 @@ PAUSES = {
 
 def cause_text(evidence: Evidence, loss: Loss) -> str:
     """One sentence without its full stop: what costs how much, and what is behind it."""
-    inside, slow = evidence.inside, evidence.slowed
-    if inside is None or slow is None or inside.loss.name != loss.name:
+    inside = [one for one in evidence.inside if one.loss.name == loss.name]
+    if not inside:
         return SENTENCES[loss.name](evidence, _cost(evidence.facts, loss))
-    within = inside.evidence
-    text = SENTENCES[loss.name](within, _cost(within.facts, inside.loss))
-    return f"{_when(slow)} ({slow.factor:.1f} times as long as the other steps), {text}"
+    return "; ".join(_within(list(own)) for _, own in groupby(inside, _subject))
+
+
+def _subject(inside: Inside) -> str:
+    """Who is to blame for slow steps, where somebody is."""
+    late = inside.evidence.late
+    return "" if late is None else all_late(late)
+
+
+def _within(alike: Sequence[Inside]) -> str:
+    """Slow steps and their cause; those with the same one in the words of the worst."""
+    worst = alike[0]
+    text = SENTENCES[worst.loss.name](worst.evidence, _cost(worst.evidence.facts, worst.loss))
+    when = " and ".join(_when(one.slow) for one in alike)
+    return f"{when} ({worst.slow.factor:.1f} times as long as the other steps), {text}"
 
 
 def verdict_text(
@@ -87,6 +107,7 @@ def _doubts(evidence: Evidence) -> list[str]:
         return []
     return [
         *_in_evaluation(evidence.facts),
+        *_cut_off(evidence.facts),
         *_beside_steps(evidence.facts),
         *_few(evidence.facts),
         *_doubtful_baseline(evidence),
@@ -96,6 +117,14 @@ def _doubts(evidence: Evidence) -> list[str]:
 def _in_evaluation(facts: Facts) -> list[str]:
     told = [event.text for event in facts.events if event.kind == IN_EVALUATION]
     return [f"But {told[0]}."] if told else []
+
+
+def _cut_off(facts: Facts) -> list[str]:
+    """Weights that want gradients and get none are a mistake, whatever the loss does."""
+    _, lacking, name = learn.not_reached(facts)
+    if lacking < learn.MOST or learn.stands_still(facts):  # then it is the cause
+        return []
+    return [f"But {unreached_in_words(0.0, lacking, name)}, though they are trained."]
 
 
 def _beside_steps(facts: Facts) -> list[str]:
@@ -278,15 +307,16 @@ def _unsteady_in_words(evidence: Evidence, cost: str) -> str:
 
 
 def _slowed_in_words(evidence: Evidence, cost: str) -> str:
-    found = evidence.slowed
-    if found is None:
+    if not evidence.slowed:
         return f"steps became slow: {cost}"
+    found = evidence.slowed[0]
     phase = {"outside": "time outside all phases", "exchange_exposed": "exchange"}
     who = "every worker" if found.everybody else found.worker
     more = f"{phase.get(found.phase, found.phase)} of {who} takes {cost} more, on average"
     if found.grows:
         return f"steps grow, to {found.factor:.1f} times the first ones: {more} than at first"
-    return f"{_when(found)}, steps take {found.factor:.1f} times as long: {more}"
+    when = " and ".join(_when(one) for one in evidence.slowed)
+    return f"{when}, steps take {found.factor:.1f} times as long: {more}"
 
 
 def _when(found: Slowed) -> str:
@@ -402,6 +432,7 @@ SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
     "same-samples": lambda e, cost: (
         "all workers train on the same samples: their losses are equal in every step"
     ),
+    "sorted-samples": lambda e, cost: sorted_in_words(e),
     "odd-worker": lambda e, cost: odd_in_words(e),
     "memory": _memory,
     "cores": lambda e, cost: _cores_in_words(e, cost),

@@ -5,6 +5,7 @@ The optimizer's `apply` is hooked on the object itself, outside everything that 
 """
 
 import inspect
+import math
 import sys
 from typing import Any
 
@@ -112,8 +113,11 @@ class Distributed:
     @property
     def is_built(self) -> bool:
         """Every layer has its variables, inner ones too where Keras tells of them."""
-        layers = getattr(self.model, "_flatten_layers", lambda: self.model.layers)()
-        return bool(self.model.built) and all(layer.built for layer in layers)
+        return bool(self.model.built) and all(layer.built for layer in self._layers)
+
+    @property
+    def _layers(self) -> list[Any]:
+        return list(getattr(self.model, "_flatten_layers", lambda: self.model.layers)())
 
     def connect(self) -> None:
         """Meet the other workers with what is trained now; once for each optimizer."""
@@ -146,8 +150,19 @@ class Distributed:
             problem = "the model had no weights yet when it was distributed."
             raise SpecError("distribute", problem, BUILD)
         self._common.nominal_size = sharding.nominal_size(self.session)
+        if not self.session.reach.counts:
+            self._tell_reach(gradients, variables)
         with self._common.likeness.ours():
             return self._way.apply(original, gradients, variables)
+
+    def _tell_reach(self, gradients: list[Any], variables: list[Any]) -> None:
+        """For the record: weights that are frozen, and that the loss does not depend on."""
+        made = [v for layer in self._layers for v in getattr(layer, "_trainable_variables", ())]
+        weights = {variable.path: math.prod(variable.shape) for variable in made}
+        pairs = zip(gradients, variables, strict=True)
+        lacking = {v.path: weights.get(v.path, 0) for g, v in pairs if g is None}
+        frozen = {v.path: weights[v.path] for v in made if not v.trainable}
+        self.session.reach.tell(weights, frozen, lacking)
 
     def _dense(self, gradients: Any) -> list[Any]:
         """Embeddings give the rows they touched; what is averaged is the whole."""

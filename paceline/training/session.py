@@ -40,6 +40,7 @@ from paceline.telemetry import Recorder, StepClock
 from paceline.training import checkup, gathering, joining, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
+from paceline.training.reach import Reach
 from paceline.training.scaled import ScaledGradients
 from paceline.training.script_profile import ScriptProfile
 from paceline.training.seen_loss import SeenLoss, StepLoss
@@ -89,6 +90,7 @@ class Session:
         self._loss: Tensor | None = None
         self._seen_loss = SeenLoss()
         self.numbers = Numbers()
+        self.reach = Reach()
         self._profile = ScriptProfile.from_environment()
         self._open_step: tuple[Step, Tensor | StepLoss | None, Tensor | None] | None = None
         self.members = tuple(range(self.workers))
@@ -187,6 +189,7 @@ class Session:
             counts = {"distributed": len(self._trained), "sharded": self._sharded}
             counts["losses_seen"] = self._seen_loss.count
             self.recorder.member.counters["script"] = counts
+            self.recorder.member.counters["reach"] = self.reach.counts
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
         if store is not None and failed is None:
@@ -259,6 +262,7 @@ class Session:
             self._profile.watch(model, optimizers[-1])
         if number == 0 and self.recorder is not None:
             self.numbers.watch(trained.tensors)
+            self.reach.watch(trained)
             self._stack.callback(self._seen_loss.watch(self._folder))
         self.gradients.watch_more()
         if self.workers > 1 and number == 0:
@@ -444,6 +448,7 @@ class Session:
         loss = self._seen_loss.unless(self._loss, self._trained)
         self._open_step = (entry, loss, self.numbers.take())
         self._loss = None
+        self.reach.after(self.step, self._trained[:1])
         self.step += 1
         self._trained_samples += entry.samples
         for passes in self._passes:

@@ -9,7 +9,7 @@ import torch
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.explain import conclude, explain
-from paceline.record import Event, RunFolder
+from paceline.record import Event, RunFolder, folder
 from paceline.record.entries import NOT_FINITE
 from paceline.training.numbers import Numbers
 from tests.synthetic import MB, Times, synchronous_run
@@ -189,3 +189,16 @@ def test_the_conclusion_is_kept_in_the_summary(tmp_path):
     summary = run.summary()
     assert summary.verdict == explain(run).verdict
     assert summary.limit_seconds == pytest.approx(0.029, rel=0.05)
+
+
+def test_a_run_is_read_once(tmp_path, monkeypatch):
+    """Its parts are explained by themselves, from what was read already."""
+    run = synchronous_run(
+        tmp_path / "run", workers=3, steps=80, slow_steps=lambda s: 1 + 2 * (30 <= s < 60)
+    )
+    read = []
+    lines = folder._lines
+    monkeypatch.setattr(folder, "_lines", lambda path, kind: read.append(path) or lines(path, kind))
+    assert explain(run).verdict.startswith("From step 30 to 60")
+    assert read
+    assert len(read) == len(set(read))

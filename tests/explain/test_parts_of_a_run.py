@@ -28,6 +28,46 @@ class TestSpans:
         assert "waiting for worker0" in found.verdict
         assert "what changed for worker0" in found.actions[0].text
 
+    def test_a_straggler_that_comes_twice(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run",
+            workers=3,
+            steps=100,
+            slow_steps=lambda s: 1 + 2 * (20 <= s < 40 or 60 <= s < 90),
+        )
+        found = explain(run)
+        assert names(found) == ["slow-worker"], found.verdict
+        assert found.verdict.startswith("From step 60 to 90 and from step 20 to 40 (")
+        assert found.verdict.count("waiting for worker0") == 1
+        assert [a.text.partition(":")[0] for a in found.actions] == [
+            "look at what changed for worker0 between steps 60 and 90",
+            "look at what changed for worker0 between steps 20 and 40",
+        ]
+
+    def test_two_slow_parts_with_two_causes(self, tmp_path):
+        """First worker0 computes slowly, later samples come late: each has its own steps."""
+        run = synchronous_run(
+            tmp_path / "run", workers=3, steps=100, slow_steps=lambda s: 1 + 2 * (20 <= s < 50)
+        )
+
+        def late_samples(name, entry):
+            later = 0.06 * min(max(entry["step"] - 69, 0), 20)
+            slow = 0.06 * (70 <= entry["step"] < 90)
+            phases = entry["breakdown_seconds"]
+            return {
+                **entry,
+                "start_seconds": entry["start_seconds"] + later - slow,
+                "ready_seconds": entry["ready_seconds"] + later,
+                "end_seconds": entry["end_seconds"] + later,
+                "breakdown_seconds": {**phases, "input": phases["input"] + slow},
+            }
+
+        found = explain(rewritten(run, late_samples))
+        assert set(names(found)) == {"slow-worker", "input"}, found.verdict
+        texts = {cause.name: cause.text for cause in found.causes}
+        assert texts["slow-worker"].startswith("from step 20 to 50 (")
+        assert texts["input"].startswith("from step 70 to 90 (")
+
     def test_input_that_is_slow_at_first(self, tmp_path):
         """A cold disk; the mean over all steps would promise too much and say nothing of when."""
         run = synchronous_run(tmp_path / "run", workers=1, architecture="single", steps=80)
@@ -106,6 +146,18 @@ def noisy(seed=0):
     return lambda s: 1 + 0.02 * chance.gauss(0, 1)
 
 
+def not_reached(run, lacking):
+    """Of 1000 weights 900 have no gradient, or are frozen."""
+    member = run.members()[0]
+    member.counters["reach"] = {
+        "elements": 1000,
+        "frozen": 900 - lacking,
+        "without_gradient": lacking,
+        "for_example": "body.0.weight",
+    }
+    run.write_member(member)
+
+
 class TestLearning:
     def test_a_rate_that_jumps_undoes_what_was_learnt(self, tmp_path):
         noise = noisy()
@@ -170,6 +222,82 @@ class TestLearning:
             tmp_path / "run", steps=80, script="train.py", losses=lambda s: 3.0 - 0.4 * s
         )
         assert "diverged" not in names(explain(run))
+
+    @pytest.mark.parametrize(
+        ("lacking", "words", "todo"),
+        [
+            (
+                900,
+                "no gradient comes to 90% of the weights (body.0.weight",
+                "where the graph is cut",
+            ),
+            (0, "90% of the weights are frozen (body.0.weight", "unfreeze"),
+        ],
+        ids=["cut", "frozen"],
+    )
+    def test_weights_that_are_not_reached_come_before_what_costs_time(
+        self, tmp_path, lacking, words, todo
+    ):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=110,
+            script="train.py",
+            losses=lambda s: 0.693 * noise(s),
+            times=Times(input=0.030),
+        )
+        not_reached(run, lacking)
+        found = explain(run)
+        assert names(found) == ["flat", "input"], found.verdict
+        assert words in found.verdict
+        assert todo in found.actions[0].text
+
+    def test_a_cut_graph_is_told_of_where_the_rest_learns(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run", steps=80, script="train.py", losses=lambda s: 2.3 * 0.98**s
+        )
+        not_reached(run, 900)
+        found = explain(run)
+        assert "But no gradient comes to 90% of the weights" in found.verdict
+        not_reached(run, 0)
+        assert "weights" not in explain(run).verdict
+
+    def test_samples_that_come_sorted(self, tmp_path):
+        """Ten classes, one after the other: each is learnt, and the next one is new."""
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=100,
+            script="train.py",
+            losses=lambda s: (2.3 if s < 10 else 6.0) * 0.6 ** (s % 10) * noise(s),
+            times=Times(input=0.030),
+        )
+        found = explain(run)
+        assert names(found) == ["sorted-samples", "input"], found.verdict
+        assert "9 times (at step 10, 20, 30, …)" in found.verdict
+        assert found.actions[0].text.startswith("shuffle the samples")
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            lambda s: 2.3 * 0.97**s + 3.0 * (s % 25 == 24),  # one bad batch now and then
+            lambda s: 2.3 * 0.97**s if s < 50 else 2.5 * 0.97 ** (s - 50),  # once
+        ],
+        ids=["bad-batches", "once"],
+    )
+    def test_a_loss_that_jumps_otherwise(self, tmp_path, loss):
+        run = synchronous_run(tmp_path / "run", steps=100, script="train.py", losses=loss)
+        assert "sorted-samples" not in names(explain(run))
+
+    def test_a_rate_that_is_raised_again_and_again_is_no_order_of_samples(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=100,
+            script="train.py",
+            losses=lambda s: (2.3 if s < 10 else 6.0) * 0.6 ** (s % 10),
+        )
+        run = rewritten(run, with_rate(lambda s: 0.1 * 0.8 ** (s % 10)))
+        assert "sorted-samples" not in names(explain(run))
 
     def test_a_loss_that_moves_slowly(self, tmp_path):
         noise = noisy()
