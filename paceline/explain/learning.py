@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median, stdev
+from typing import Any
 
 from paceline import record, spec
 from paceline.explain import samples
@@ -43,6 +44,9 @@ by this share."""
 
 MOST = 0.5
 """Share of a model's weights: a training that reaches no more than the rest is no accident."""
+
+STUCK_FRACTION = 1e-5
+"""Weights that have moved by less of their size, in tens of steps, are not trained."""
 
 FORGOTTEN_FRACTION, FELL_FRACTION = 0.5, 0.3
 """A loss that rose again by this share of what it had fallen, where that was this share of it."""
@@ -154,7 +158,8 @@ def is_certain(facts: Facts, name: CauseName, all_wrong: Sequence[CauseName]) ->
         spoilt = "diverged" in all_wrong or "not-finite" in all_wrong
         return spoilt or samples.is_left_behind(facts)
     if name == "flat":
-        return rate_is_zero(facts) or sum(not_reached(facts)[:2]) >= MOST
+        reached = sum(not_reached(facts)[:2]) < MOST
+        return rate_is_zero(facts) or not reached or do_not_move(facts)
     return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
 
 
@@ -172,17 +177,28 @@ def rate_is_zero(facts: Facts) -> bool:
 def not_reached(facts: Facts) -> tuple[float, float, str]:
     """Shares of the weights that are frozen, and that no gradient comes to; one of their names.
 
-    Of a script: where workers have a part of its model each, the others' get none here.
+    Of a script, whose workers have all of its model.
     """
+    found = reach(facts)
+    if not found.get("elements"):
+        return 0.0, 0.0, ""
+    frozen, lacking = (found[what] / found["elements"] for what in ("frozen", "without_gradient"))
+    return frozen, lacking, str(found["for_example"])
+
+
+def do_not_move(facts: Facts) -> bool:
+    """Whether weights are after many steps what they were, but for their last digits."""
+    moved = reach(facts).get("moved")
+    return moved is not None and moved < STUCK_FRACTION
+
+
+def reach(facts: Facts) -> dict[str, Any]:
+    """What a worker's script told of its model's weights (`training.reach`); empty for nothing."""
     divided = isinstance(facts.architecture, spec.Pipeline | spec.Replicated)
     if divided or facts.experiment.workload.script is None:
-        return 0.0, 0.0, ""
-    for member in facts.members:
-        found = member.counters.get("reach")
-        if isinstance(found, dict) and found.get("elements"):
-            parts = [found[what] / found["elements"] for what in ("frozen", "without_gradient")]
-            return parts[0], parts[1], str(found["for_example"])
-    return 0.0, 0.0, ""
+        return {}
+    told = [member.counters.get("reach") for member in facts.members]
+    return next((found for found in told if isinstance(found, dict) and found), {})
 
 
 def has_risen(facts: Facts, found: Learning) -> bool:

@@ -56,6 +56,8 @@ def flat_in_words(evidence: Evidence) -> str:
     frozen, lacking, name = learn.not_reached(facts)
     if frozen + lacking >= learn.MOST:
         return f"{text}nothing is learnt, and {unreached_in_words(frozen, lacking, name)}"
+    if learn.do_not_move(facts):
+        return text + "nothing is learnt, and the weights do not move"
     return text + "nothing is learnt, or nothing is left to learn"
 
 

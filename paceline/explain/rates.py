@@ -40,15 +40,24 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     elif cause == "diverged" and evidence.learning and learn.has_sunk(evidence.learning):
         text = "look at the sign of the loss: training makes it small, not large"
         yield Action(text=text)
+    elif learn.reach(evidence.facts).get("uncleared"):
+        text = "clear gradients in every step, optimizer.zero_grad(): those of the step before "
+        yield Action(text=f"{text}were still there when the next came")
     elif cause == "flat" and sum(learn.not_reached(evidence.facts)[:2]) >= learn.MOST:
         frozen, lacking, name = learn.not_reached(evidence.facts)
         text = f"unfreeze what should learn: {name} wants no gradient"
         if lacking >= frozen:
             text = f"see where the graph is cut on its way to {name}: detach(), no_grad(), .data"
         yield Action(text=text)
+    elif cause == "flat" and learn.do_not_move(evidence.facts):
+        text = "see what becomes of gradients before the optimizer's step: clipping, scaling, a "
+        yield Action(text=f"{text}learning rate too small{f' ({rate:.2g})' if rate else ''}")
     elif cause in ("chance", "flat"):
         other = "try another learning rate" + (f" than {rate:.2g}" if rate else "")
         text = "see that gradients reach the weights: nothing detached, nothing frozen; then "
+        if learn.reach(evidence.facts):
+            text = "look at whether labels belong to their samples, for gradients reach the "
+            text += "weights; then "
         flat = cause == "flat"
         yield Action(text=text + other if flat else f"{other}, and see whether one worker learns")
     elif rise is not None:

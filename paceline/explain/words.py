@@ -1,7 +1,6 @@
 """Findings in sentences: causes, and the one or two sentences that end a run."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 from paceline import spec
 from paceline.explain import difference, limits
@@ -60,21 +59,30 @@ def cause_text(evidence: Evidence, loss: Loss) -> str:
     inside = [one for one in evidence.inside if one.loss.name == loss.name]
     if not inside:
         return SENTENCES[loss.name](evidence, _cost(evidence.facts, loss))
-    return "; ".join(_within(list(own)) for _, own in groupby(inside, _subject))
+    alike: dict[str, list[Inside]] = {}
+    for one in inside:
+        alike.setdefault(_blamed(one), []).append(one)
+    first, *others = alike.items()
+    rest = [f"; {_whens(own)} it is {name}" for name, own in others]
+    return _within(first[1]) + "".join(rest)
 
 
-def _subject(inside: Inside) -> str:
-    """Who is to blame for slow steps, where somebody is."""
+def _blamed(inside: Inside) -> str:
+    """Who makes steps slow, where the cause is somebody."""
     late = inside.evidence.late
-    return "" if late is None else all_late(late)
+    named = inside.loss.name in ("slow-worker", "slow-cable") and late is not None
+    return all_late(late) if named and late is not None else ""
 
 
 def _within(alike: Sequence[Inside]) -> str:
     """Slow steps and their cause; those with the same one in the words of the worst."""
     worst = alike[0]
     text = SENTENCES[worst.loss.name](worst.evidence, _cost(worst.evidence.facts, worst.loss))
-    when = " and ".join(_when(one.slow) for one in alike)
-    return f"{when} ({worst.slow.factor:.1f} times as long as the other steps), {text}"
+    return f"{_whens(alike)} ({worst.slow.factor:.1f} times as long as the other steps), {text}"
+
+
+def _whens(alike: Sequence[Inside]) -> str:
+    return " and ".join(_when(one.slow) for one in alike)
 
 
 def verdict_text(

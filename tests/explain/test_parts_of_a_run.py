@@ -146,14 +146,15 @@ def noisy(seed=0):
     return lambda s: 1 + 0.02 * chance.gauss(0, 1)
 
 
-def not_reached(run, lacking):
+def not_reached(run, lacking, frozen=None, **more):
     """Of 1000 weights 900 have no gradient, or are frozen."""
     member = run.members()[0]
     member.counters["reach"] = {
         "elements": 1000,
-        "frozen": 900 - lacking,
+        "frozen": 900 - lacking if frozen is None else frozen,
         "without_gradient": lacking,
         "for_example": "body.0.weight",
+        **more,
     }
     run.write_member(member)
 
@@ -251,6 +252,34 @@ class TestLearning:
         assert names(found) == ["flat", "input"], found.verdict
         assert words in found.verdict
         assert todo in found.actions[0].text
+
+    def test_weights_that_do_not_move_come_before_what_costs_time(self, tmp_path):
+        noise = noisy()
+        run = synchronous_run(
+            tmp_path / "run",
+            steps=110,
+            script="train.py",
+            losses=lambda s: 0.693 * noise(s),
+            times=Times(input=0.030),
+        )
+        not_reached(run, 0, 0, moved=3e-9)
+        found = explain(run)
+        assert names(found) == ["flat", "input"], found.verdict
+        assert "the weights do not move" in found.verdict
+        assert "clipping" in found.actions[0].text
+        not_reached(run, 0, 0, moved=0.2)
+        found = explain(run)
+        assert names(found) == ["input", "flat"], found.verdict
+        assert "labels belong to their samples" in found.actions[1].text
+
+    def test_gradients_that_are_never_cleared(self, tmp_path):
+        run = synchronous_run(
+            tmp_path / "run", steps=80, script="train.py", losses=lambda s: 2.3 * 1.1**s
+        )
+        not_reached(run, 0, 0, uncleared=True)
+        found = explain(run)
+        assert names(found)[0] == "diverged"
+        assert "zero_grad()" in found.actions[0].text
 
     def test_a_cut_graph_is_told_of_where_the_rest_learns(self, tmp_path):
         run = synchronous_run(

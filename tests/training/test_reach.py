@@ -1,4 +1,4 @@
-"""Weights that a training does not reach are counted, and the look at them ends."""
+"""What training does not reach is told: cut off, frozen, not moved, not cleared."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_what_no_gradient_comes_to(model, counted):
         assert reach.counts == {}
         model(torch.ones(2, 4)).sum().backward()
         reach.after(step, [trained])
-    assert tuple(reach.counts.values()) == counted
+    assert tuple(reach.counts.values()) == (*counted, True)
     assert not model.head.weight._post_accumulate_grad_hooks
 
 
@@ -49,3 +49,33 @@ def test_gradients_that_do_not_come_from_autograd_are_not_counted():
     reach.after(0, [trained])
     reach.after(1, [trained])
     assert reach.counts == {}
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_gradients_that_are_not_cleared(clears):
+    model = Cut(lambda x: x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained, reach = Trained(model, [optimizer]), Reach()
+    reach.watch(trained)
+    for step in range(2):
+        if clears:
+            optimizer.zero_grad()
+        for _ in range(2):  # accumulated within a step, as it may be
+            model(torch.ones(2, 4)).sum().backward()
+        reach.after(step, [trained])
+    assert reach.counts["uncleared"] is not clears
+
+
+@pytest.mark.parametrize(("rate", "moves"), [(0.1, True), (1e-12, False)])
+def test_weights_that_do_not_move(rate, moves):
+    model = Cut(lambda x: x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    trained, reach = Trained(model, [optimizer]), Reach()
+    reach.watch(trained)
+    for step in range(60):
+        assert "moved" not in reach.counts
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        reach.after(step, [trained])
+    assert (reach.counts["moved"] > 1e-5) is moves
