@@ -134,7 +134,10 @@ def _drawn(paper: spec.Paper, measure: str, name: str, where: str, points: Value
     places = sorted({point["x"] for point in points})
     x = alt.X("x:N", title=None, sort=None)
     if counts:
-        axis, scale = alt.Axis(values=places, format="d"), alt.Scale(nice=False, padding=12)
+        axis, scale = (
+            alt.Axis(values=places, format="d"),
+            alt.Scale(nice=False, padding=12, zero=False),
+        )
         x = alt.X("x:Q", title=x_title, axis=axis, scale=scale)
     y = alt.Y(f"{measure}:Q", title=MEASURES[measure], scale=alt.Scale(zero=True))
     tips = [
