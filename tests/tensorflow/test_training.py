@@ -155,7 +155,7 @@ def test_the_mean_of_a_tensor_leaves_it_as_it_was():
     ("how", "architecture"),
     [
         ("kernel", "ring"),
-        ("weights", "server:placement=colocated"),
+        pytest.param("weights", "server:placement=colocated", marks=pytest.mark.slow),
         pytest.param("weights", "hybrid", marks=pytest.mark.slow),
         pytest.param("kernel", "server:placement=colocated,update=server", marks=pytest.mark.slow),
     ],
