@@ -4,6 +4,7 @@ Weights are the same on all of them, so what their losses differ by is their sam
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -34,13 +35,17 @@ LEARNT_FRACTION = 0.05
 
 
 JUMP_STEPS = 3
-"""Losses before and after a jump that are looked at: one bad batch is none."""
+"""Losses before a jump that are averaged."""
 
 LEARNT_BEFORE, NEW_AFTER = 0.5, 0.9
 """Of the first loss: less before a jump, as much after it. What comes is as new as at first."""
 
-FEWEST_JUMPS = 2
-"""Of three kinds of samples, one after the other."""
+AS_LONG = 1 / 3
+"""Of the steps in which the first samples were learnt, those after a jump take as many at least.
+What is gone at once, where the first took long, was a bad batch."""
+
+FEWEST_JUMPS = 3
+"""Of four kinds of samples, one after the other, or two in turn."""
 
 
 def jumps(facts: Facts) -> list[tuple[int, float, float]]:
@@ -52,19 +57,27 @@ def jumps(facts: Facts) -> list[tuple[int, float, float]]:
     if not all(map(math.isfinite, facts.losses.values())):
         return []
     steps, losses = list(facts.losses), list(facts.losses.values())
-    first, place = fmean(losses[:JUMP_STEPS]), JUMP_STEPS
-    found: list[tuple[int, float, float]] = []
-    while place + JUMP_STEPS <= len(losses) and first > 0:
-        before = fmean(losses[place - JUMP_STEPS : place])
-        after = median(losses[place : place + JUMP_STEPS])
-        is_new = losses[place] > NEW_AFTER * first and after > LEARNT_BEFORE * first
+    if not losses or losses[0] <= 0:
+        return []
+    first, found = losses[0], []
+    at_first, place = _learnt_in(losses, 0), JUMP_STEPS
+    while place < len(losses):
+        before, took = fmean(losses[place - JUMP_STEPS : place]), _learnt_in(losses, place)
+        is_new = losses[place] > NEW_AFTER * first and took >= AS_LONG * at_first
         if before < LEARNT_BEFORE * first and is_new:
             found.append((steps[place], before, losses[place]))
-            place += JUMP_STEPS
+            place += took
         place += 1
     if len(found) < FEWEST_JUMPS or any(_rate_rises(facts, step) for step, _, _ in found):
         return []
     return found
+
+
+def _learnt_in(losses: Sequence[float], place: int) -> int:
+    """After how many steps a loss is below what counts as learnt."""
+    bound = LEARNT_BEFORE * losses[0]
+    later = (n for n, loss in enumerate(losses[place:]) if loss < bound)
+    return next(later, len(losses) - place)
 
 
 def _rate_rises(facts: Facts, step: int) -> bool:

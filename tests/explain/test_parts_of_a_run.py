@@ -291,14 +291,15 @@ class TestLearning:
         not_reached(run, 0)
         assert "weights" not in explain(run).verdict
 
-    def test_samples_that_come_sorted(self, tmp_path):
+    @pytest.mark.parametrize("left", [0.6, 0.02], ids=["in some steps", "in one"])
+    def test_samples_that_come_sorted(self, tmp_path, left):
         """Ten classes, one after the other: each is learnt, and the next one is new."""
         noise = noisy()
         run = synchronous_run(
             tmp_path / "run",
             steps=100,
             script="train.py",
-            losses=lambda s: (2.3 if s < 10 else 6.0) * 0.6 ** (s % 10) * noise(s),
+            losses=lambda s: (2.3 if s < 10 else 6.0) * max(left ** (s % 10), 0.001) * noise(s),
             times=Times(input=0.030),
         )
         found = explain(run)
