@@ -49,6 +49,7 @@ from paceline.explain.needs import (
 from paceline.explain.phases import OWN_PHASES
 from paceline.explain.rates import against_loss
 from paceline.explain.spans import Slowed
+from paceline.record.entries import TRACED
 
 ONE_MAKES_FRACTION = 0.8
 """A worker that makes this much of all pauses makes them alone."""
@@ -402,7 +403,14 @@ def _leaner_script(evidence: Evidence) -> Action:
     half = replace(needs, own={n: s - outside[n] / 2 for n, s in needs.own.items()})
     promised = Gain(low=gain(needs, half).low, high=gain(needs, most).high)
     text = "look at what the script does between the optimizer's step and the next batch"
+    if traced_anew(facts):
+        text = "call the tf.function with tensors of one shape, and no Python numbers"
     return Action(text=text, gain=promised)
+
+
+def traced_anew(facts: Facts) -> str:
+    """What TensorFlow's side told of a step that is compiled again and again; empty for nothing."""
+    return next((event.text for event in facts.events if event.kind == TRACED), "")
 
 
 def _larger_batch(evidence: Evidence, factor: int) -> Action:

@@ -5,7 +5,14 @@ from collections.abc import Callable, Sequence
 from paceline import spec
 from paceline.explain import difference, limits
 from paceline.explain import learning as learn
-from paceline.explain.actions import UNEVEN_STAGES, all_late, paused_by, pauses, slower_phase
+from paceline.explain.actions import (
+    UNEVEN_STAGES,
+    all_late,
+    paused_by,
+    pauses,
+    slower_phase,
+    traced_anew,
+)
 from paceline.explain.causes import (
     Evidence,
     Inside,
@@ -419,6 +426,12 @@ def _full(facts: Facts) -> str:
     return f"; all {facts.cores} cores are busy" if full else ""
 
 
+def _overhead_in_words(evidence: Evidence, cost: str) -> str:
+    traced = traced_anew(evidence.facts)
+    text = f"the script spends {cost} outside input, forward, backward and update"
+    return f"{traced.partition(':')[0]}, which takes {cost}" if traced else text
+
+
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -471,8 +484,6 @@ SENTENCES: dict[CauseName, Callable[[Evidence, str], str]] = {
     "compute": lambda e, cost: (
         f"computing, mostly {slower_phase(e)}, takes {cost} longer than in the baseline"
     ),
-    "overhead": lambda e, cost: (
-        f"the script spends {cost} outside input, forward, backward and update"
-    ),
+    "overhead": _overhead_in_words,
 }
 """What is said of each cause, without its full stop; `cost` is its share of a step in words."""

@@ -82,6 +82,10 @@ IN_EVALUATION = "in-evaluation"
 """Kind of the event that tells of a model that is trained in evaluation mode."""
 
 
+TRACED = "traced"
+"""Kind of the event that tells of a step that TensorFlow compiles anew, again and again."""
+
+
 class Event(Entry, kw_only=True):
     """Something worth a line: a member lost, a fallback taken, a link changed."""
 

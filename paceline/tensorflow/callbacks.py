@@ -7,6 +7,7 @@ import keras
 
 from paceline.errors import SpecError
 from paceline.telemetry import EVALUATION
+from paceline.telemetry.clock import OTHER
 from paceline.training.session import Session, current
 
 WRITING = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
@@ -62,6 +63,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]
         rest = sorted(name for name in logs if name not in agreed)
         if rest:
             logs.update(self._owner.mean_logs(rest, logs))
+        clock.enter(OTHER)  # what other callbacks do is the script's
 
 
 class LearningRateWarmUp(keras.callbacks.Callback):  # type: ignore[misc]

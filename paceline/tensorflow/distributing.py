@@ -17,6 +17,8 @@ import torch
 
 from paceline import spec
 from paceline.errors import PacelineError, SpecError
+from paceline.record.entries import TRACED
+from paceline.telemetry import EVALUATION
 from paceline.tensorflow import graph, sharding
 from paceline.tensorflow.callbacks import Agreement, for_this_worker
 from paceline.tensorflow.mirror import Mirror
@@ -29,6 +31,11 @@ _distributed: list["Distributed"] = []
 ROWS = (
     "TensorFlow: an embedding's gradient is exchanged whole, rows that occur several times summed. "
     "Keras alone gives each occurrence to the optimizer by itself, so its Adam takes other steps."
+)
+MANY_TRACES = 10
+TRACED_ANEW = (
+    "TensorFlow traced the step {count} times within {steps} steps: a tf.function is compiled anew "
+    "for each Python number, and each new shape, that it is called with"
 )
 BUILD = "call model.build(input_shape), or run one batch through it, before distribute."
 
@@ -89,7 +96,10 @@ class Distributed:
         self._hooked: list[Any] = []
         self._way: Any = None
         self._has_rows = False
+        self._traces = 0
         hook(model, "fit", self._fit)
+        for name in ("evaluate", "predict"):
+            hook(model, name, self._evaluate)
 
     @property
     def _common(self) -> Common:
@@ -150,10 +160,21 @@ class Distributed:
             problem = "the model had no weights yet when it was distributed."
             raise SpecError("distribute", problem, BUILD)
         self._common.nominal_size = sharding.nominal_size(self.session)
+        self._count_trace()
         if not self.session.reach.counts:
             self._tell_reach(gradients, variables)
         with self._common.likeness.ours():
             return self._way.apply(original, gradients, variables)
+
+    def _count_trace(self) -> None:
+        """A graph is made once for each shape; one that is made in most steps is a mistake."""
+        if tf.executing_eagerly():
+            return
+        self._traces += 1
+        if self._traces == MANY_TRACES and self.session.step < 2 * MANY_TRACES:
+            self.session.note(
+                TRACED_ANEW.format(count=self._traces, steps=self.session.step), TRACED
+            )
 
     def _tell_reach(self, gradients: list[Any], variables: list[Any]) -> None:
         """For the record: weights that are frozen, and that the loss does not depend on."""
@@ -187,6 +208,11 @@ class Distributed:
             if self.failure is None:
                 raise
             raise self.failure from None
+
+    def _evaluate(self, original: Any, *arguments: Any, **named: Any) -> Any:
+        """What the script evaluates, between steps too, is no part of a step."""
+        with self.session.clock.within(EVALUATION):
+            return original(*arguments, **named)
 
     def _prepare(self) -> None:
         """`compile` may have come after `distribute`."""

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from paceline.explain import explain
+from paceline.record import Event
+from paceline.record.entries import TRACED
 from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
 
 
@@ -126,6 +128,17 @@ class TestCores:
         found = explain(run)
         assert names(found)[0] == "overhead"
         assert found.actions[0].gain.high > 0.5
+
+
+def test_a_step_that_tensorflow_compiles_anew(tmp_path):
+    run = synchronous_run(tmp_path / "run", times=Times(overhead=0.30), script="train.py")
+    assert explain(run).verdict.startswith("The script spends")
+    told = "TensorFlow traced the step 10 times within 9 steps: for each Python number"
+    run.add_event(Event(time_seconds=1.0, member="worker0", text=told, kind=TRACED))
+    found = explain(run)
+    assert names(found)[0] == "overhead"
+    assert found.verdict.startswith("TensorFlow traced the step 10 times within 9 steps, which")
+    assert "tensors of one shape" in found.actions[0].text
 
 
 class TestPauses:
