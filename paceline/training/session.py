@@ -189,7 +189,8 @@ class Session:
             counts = {"distributed": len(self._trained), "sharded": self._sharded}
             counts["losses_seen"] = self._seen_loss.count
             self.recorder.member.counters["script"] = counts
-            self.recorder.member.counters["reach"] = self.reach.counts
+            if self.reach.counts:
+                self.recorder.member.counters["reach"] = self.reach.counts
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
         if store is not None and failed is None:
