@@ -221,7 +221,10 @@ class Job:
         """`plan`: groups are its workers. `noisy`: every worker is simulated by itself, and so is
         its jitter."""
         self._stack, self._groups, self._parcels = stack, groups, parcels
-        self._together, self._noisy, self._most_steps = together, noisy, most_steps
+        self._together, self._noisy = together, noisy
+        self._ahead_steps = plan.rules.staleness
+        """So far ahead of the slowest a worker may be."""
+        self._most_steps = most_steps + self._ahead_steps
         self._random = random.Random(experiment.workload.seed)
         self._ended = False
         """A group has come to the end of a step since it was last asked."""
@@ -292,11 +295,20 @@ class Job:
 
     def run(self) -> float:
         """Seconds of a step, once steps repeat themselves or enough have passed."""
+        slowest = max(group.work.busy_seconds for group in self._groups)
+        behind: list[Device] = []
         for number, (group, device) in enumerate(zip(self._groups, self._devices, strict=True)):
             delay = 0.0
             if not self._together:  # who does not wait for others is anywhere in its step
                 delay = number / len(self._groups) * group.work.busy_seconds
-            self.clock.after(delay, device.go_on)
+            if self._ahead_steps and group.work.busy_seconds == slowest:
+                behind.append(device)
+            else:
+                self.clock.after(delay, device.go_on)
+        if behind:  # the others are as far ahead as they may be, sooner or later
+            self.clock.run()
+            for device in behind:
+                self.clock.after(0.0, device.go_on)
         if not self.clock.run(self._is_settled):
             raise AssertionError("the virtual job stands still: a protocol waits for ever")
         return self.step_seconds()
@@ -308,7 +320,7 @@ class Job:
         fewest = min(len(device.step_ends) for device in self._devices)
         if fewest >= self._most_steps:
             return True
-        if not self._together or fewest < WARMUP_STEPS + 2:
+        if not self._together or self._ahead_steps or fewest < WARMUP_STEPS + 2:
             return False
         first, second = (b - a for a, b in pairwise(self._devices[0].step_ends[-3:]))
         return abs(first - second) < SETTLED * second
@@ -323,9 +335,10 @@ class Job:
         return sum(count for count, _ in found) / sum(count / step for count, step in found)
 
     def _seconds_of(self, ends: Sequence[float]) -> float:
-        if self._together:
+        if self._together and not self._ahead_steps:
             return statistics.median(b - a for a, b in pairwise(ends[WARMUP_STEPS - 1 :]))
-        return (ends[-1] - ends[WARMUP_STEPS - 1]) / (len(ends) - WARMUP_STEPS)
+        warmup = min(WARMUP_STEPS + self._ahead_steps, len(ends) - 1)
+        return (ends[-1] - ends[warmup - 1]) / (len(ends) - warmup)
 
     def needs(self) -> dict[str, float]:
         """Kind of resource -> seconds that the busiest of its kind was busy in each step."""

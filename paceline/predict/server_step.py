@@ -33,6 +33,9 @@ MOST_GROUPS = 20
 MOST_PUSHES = 1200
 """Of a step, where hosts are not alike and every kind pushes for itself."""
 
+MOST_AHEAD = 6
+"""Steps that quick workers are let run ahead: once they are, all go at the slowest's pace."""
+
 COARSE_CHUNKS, COARSE_PHASES, COARSE_STEPS = 64, 4, 8
 
 
@@ -208,7 +211,7 @@ def _plan(
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
     rules = Rules(
         mode=options.mode,
-        staleness=options.staleness if options.mode == "bounded" else 0,
+        staleness=min(options.staleness, MOST_AHEAD) if options.mode == "bounded" else 0,
         staleness_aware=options.staleness_aware,
         quorum=max(1, quorum) if options.mode == "quorum" else 0,
         window=None if stack.place == "arrays" else max(1, window),
