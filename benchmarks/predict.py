@@ -153,7 +153,12 @@ def experiment_of(name: str, steps: int = 8) -> spec.Experiment:
         {
             "name": name,
             "engine": "tunnel",
-            "workload": {"model": model, "data": "synthetic", "batch": BATCH, "steps": warmup + steps},
+            "workload": {
+                "model": model,
+                "data": "synthetic",
+                "batch": BATCH,
+                "steps": warmup + steps,
+            },
             "architecture": architecture,
             "cluster": {
                 "workers": workers,

@@ -15,6 +15,7 @@ from itertools import pairwise
 from paceline import spec
 from paceline.predict.cells import Cell
 from paceline.predict.clock import Clock
+from paceline.predict.codecs import Codec
 from paceline.predict.dealing import Parcel
 from paceline.predict.device import Device, LayerTime
 from paceline.predict.host_sums import HostSums
@@ -164,9 +165,9 @@ class ClusterCosts:
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
         parcels: Sequence[Parcel],
-        sent_fraction: float,
+        codec: Codec,
     ) -> None:
-        self._stack, self._constants, self._sent_fraction = stack, constants, sent_fraction
+        self._stack, self._constants, self._codec = stack, constants, codec
         self._groups, self._parcels = groups, parcels
         self._seats = {seat.member: seat for seat in seats}
 
@@ -174,9 +175,15 @@ class ClusterCosts:
         assert send.payload is not None
         size_bytes = self._parcels[send.payload].chunk.size_bytes
         if isinstance(send.message, Push):
-            return size_bytes * self._sent_fraction
+            return size_bytes * self._codec.sent_fraction
         fetched = self._stack.exchange == "answer" or getattr(send.message, "step", -1) == -1
         return float(size_bytes) if fetched else 0.0
+
+    def sending_seconds(self, send: Send) -> float:
+        if not isinstance(send.message, Push):
+            return 0.0
+        size_bytes = self._parcels[send.message.chunk].chunk.size_bytes
+        return self._codec.encoding_seconds(size_bytes, self._constants.codec_speed)
 
     def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
         return sum(self._receiving_seconds(member, send) for send in sends)
@@ -187,7 +194,9 @@ class ClusterCosts:
             case Push() as push:
                 parcel, seat = self._parcels[push.chunk], self._seats[member]
                 each = parcel.messages * constants.message_seconds
-                each += self.payload_bytes(send) / constants.sum_rate
+                size_bytes = parcel.chunk.size_bytes
+                each += size_bytes / constants.sum_rate
+                each += self._codec.decoding_seconds(size_bytes, constants.codec_speed)
                 return each * self._groups[push.worker].count / seat.count
             case Answer() if send.payload is not None and self.payload_bytes(send):
                 return self._parcels[send.payload].messages * constants.message_seconds
@@ -211,7 +220,7 @@ class Job:
         parcels: Sequence[Parcel],
         plan: Plan,
         *,
-        sent_fraction: float,
+        codec: Codec,
         unevenness: float,
         together: bool,
         noisy: bool,
@@ -230,7 +239,7 @@ class Job:
         """A group has come to the end of a step since it was last asked."""
         self.clock = Clock()
         self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness)
-        costs = ClusterCosts(stack, constants, groups, seats, parcels, sent_fraction)
+        costs = ClusterCosts(stack, constants, groups, seats, parcels, codec)
         self._seat_members = [seat.member for seat in seats]
         self._job = VirtualJob(plan, costs, self._roads, self.clock, self._machine)
         self._devices = [self._device(group, plan) for group in groups]

@@ -6,7 +6,8 @@ import msgspec
 
 from paceline import spec
 from paceline.predict.cells import EXACT_MEMBERS, PHASES, Cell, cells_of, lay_out
-from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
+from paceline.predict.codecs import codec_of
+from paceline.predict.dealing import Parcel, deal, hot_seats, merge
 from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
@@ -75,7 +76,7 @@ def server_step(
         seats,
         dealt.parcels,
         plan,
-        sent_fraction=sent_fraction(experiment.architecture),
+        codec=codec_of(experiment.architecture),
         unevenness=dealt.unevenness,
         together=together,
         noisy=not collapsed,
