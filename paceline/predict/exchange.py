@@ -349,6 +349,16 @@ class Job:
         warmup = min(WARMUP_STEPS + self._ahead_steps, len(ends) - 1)
         return (ends[-1] - ends[warmup - 1]) / (len(ends) - warmup)
 
+    def compute_seconds(self) -> float:
+        """Of a step: the slowest's where all wait for it, else what a step is on average."""
+        if self._together:
+            return max(group.work.busy_seconds for group in self._groups)
+        busy = total = 0.0
+        for group, device in zip(self._groups, self._devices, strict=True):
+            steps = group.count / self._seconds_of(device.step_ends)
+            busy, total = busy + steps * group.work.busy_seconds, total + steps
+        return busy / total
+
     def needs(self) -> dict[str, float]:
         """Kind of resource -> seconds that the busiest of its kind was busy in each step."""
         steps = statistics.fmean(len(device.step_ends) for device in self._devices)

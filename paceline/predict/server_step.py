@@ -271,7 +271,7 @@ def _outcome(
         step_seconds=step + late,
         samples_per_second=samples / (step + late),
         phases=phases,
-        needs={"compute": work.busy_seconds, **job.needs()},
+        needs={"compute": job.compute_seconds(), **job.needs()},
         events=job.events,
         paces=paces,
     )

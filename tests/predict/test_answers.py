@@ -181,6 +181,34 @@ def test_advice_on_the_hosts_of_a_file_takes_them_as_written(tmp_path, capsys):
     assert two["samples_per_second"] < 0.3 * 2 * 52
 
 
+MIXED = [{"count": 2}, {"count": 2, "device": "v100"}]
+
+
+def test_advice_leaves_out_hosts_that_hold_the_others_up():
+    devices = advise(asked(link="10gbit", hosts=MIXED), 4).ranked
+    assert (devices[0].workers, devices[0].left_out) == (2, "2 of k80, 10gbit")
+    assert devices[0].samples_per_second > 2 * 52 * 5, "and computes on the others"
+    cables = advise(asked(link="10gbit", hosts=[{"count": 3}, {"link": "100mbit"}]), 4).ranked
+    assert (cables[0].workers, cables[0].left_out) == (3, "1 of k80, 100mbit")
+
+
+def test_advice_takes_a_file_that_has_servers(tmp_path, capsys):
+    file = tmp_path / "served.toml"
+    file.write_text(spec.to_toml(asked("server", 1, 1, hosts=[{}, {"workers": 0, "servers": 1}])))
+    with pytest.raises(SystemExit) as ended:
+        main.main(["advise", str(file), "--json"])
+    assert not ended.value.code
+    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    assert max(row["workers"] for row in ranked) == 2, "its host is one of the budget"
+
+
+def test_efficiency_is_of_all_devices_as_they_are():
+    """By `ring` the quick devices wait for the slow ones; it was once said to be no loss."""
+    (point,) = scaling_curve(asked(link="100gbit", hosts=MIXED), [4]).points
+    assert point.speedup == pytest.approx(4, rel=0.05)
+    assert point.efficiency < 0.3
+
+
 @pytest.mark.parametrize("architecture", ["ring", "hybrid", "average:every=4"])
 def test_one_worker_alone_exchanges_nothing(architecture):
     single = simulate(asked("single", workers=1)).samples_per_second
