@@ -19,7 +19,7 @@ from paceline.predict.codecs import Codec
 from paceline.predict.dealing import Parcel
 from paceline.predict.device import Device, LayerTime
 from paceline.predict.host_sums import HostSums
-from paceline.predict.links import Links
+from paceline.predict.links import WINDOW_BYTES, Links
 from paceline.predict.outcome import Work
 from paceline.predict.pulling import PullingWorker
 from paceline.predict.stacks import Constants, Stack
@@ -36,6 +36,10 @@ from paceline.units import format_bytes
 WARMUP_STEPS, MOST_STEPS = 3, 10
 SETTLED = 1e-3
 """Steps that differ by less repeat themselves."""
+
+KERNEL_BYTES = WINDOW_BYTES + (1 << 18)
+"""Of each connection, on its way and not yet sent (wire/line.py). Compressed chunks are small: the
+kernel takes so many of them that the worker's window no longer keeps urgent ones from queueing."""
 
 INSIDE = "links in the host"
 
@@ -81,8 +85,9 @@ class ClusterRoads:
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
         unevenness: float,
+        held_bytes: float,
     ) -> None:
-        self.links = Links(clock)
+        self.links = Links(clock, held_bytes)
         self._kinds: dict[str, str] = {}
         self._paths: dict[tuple[str, str, bool], Path] = {}
         self._topology, self._unevenness = topology, unevenness
@@ -238,7 +243,8 @@ class Job:
         self._ended = False
         """A group has come to the end of a step since it was last asked."""
         self.clock = Clock()
-        self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness)
+        held = KERNEL_BYTES if codec.sent_fraction < 1 else 0.0
+        self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness, held)
         costs = ClusterCosts(stack, constants, groups, seats, parcels, codec)
         self._seat_members = [seat.member for seat in seats]
         self._job = VirtualJob(plan, costs, self._roads, self.clock, self._machine)
