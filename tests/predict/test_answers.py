@@ -15,6 +15,7 @@ from paceline.predict.curve import scaling_curve
 from paceline.predict.fitting import fit
 from paceline.predict.scorecard import keep, read, score
 from paceline.predict.what_if import what_if
+from paceline.report import members
 
 
 def asked(architecture: str = "ring", workers: int = 4, servers: int = 0, **cluster):
@@ -56,6 +57,16 @@ def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
     assert any("68 more workers" in note for note in summary.notes)
     fewer = engines.run(asked(workers=25), tmp_path / "fewer").summary()
     assert summary.bytes_per_step == pytest.approx(99 / 24 * fewer.bytes_per_step), "of all"
+
+
+def test_a_predicted_worker_sends_what_compression_leaves(tmp_path):
+    run = engines.run(asked("server:compression=fp16", 2, 1), tmp_path / "run")
+    worker, server = (run.members()[i] for i in (0, 2))
+    assert worker.bytes_sent == pytest.approx(worker.bytes_received / 2)
+    assert server.bytes_received == pytest.approx(2 * worker.bytes_sent, rel=1e-6)
+    rates = [value["sent"] for value in members.series(run) if value["series"] == "server0"]
+    assert max(rates) == pytest.approx(min(rates))
+    assert max(rates) < 125, "no more than its link"
 
 
 def test_workers_of_uneven_hosts_go_at_their_own_pace_or_wait(tmp_path):
