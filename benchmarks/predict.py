@@ -68,9 +68,38 @@ CELLS: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     ),
     "googlenet-server-4-2-long-latency": ("googlenet", "server", 4, 2, {"link": "1gbit,5ms"}),
     "alexnet-ring-4-long-latency": ("alexnet", "ring", 4, 0, {"link": "1gbit,5ms"}),
+    "fp16-4-1": ("resnet50", "server:compression=fp16", 4, 1, {}),
+    "int8-4-1": ("resnet50", "server:compression=int8", 4, 1, {}),
+    "topk-4-1": ("resnet50", "server:compression=topk", 4, 1, {}),
+    "fp16-4-2": ("resnet50", "server:compression=fp16", 4, 2, {}),
+    "int8-4-2": ("resnet50", "server:compression=int8", 4, 2, {}),
+    "topk-4-2": ("resnet50", "server:compression=topk", 4, 2, {}),
+    "quorum-4-2": ("resnet50", "server:mode=quorum", 4, 2, {}),
+    "quorum-4-4": ("resnet50", "server:mode=quorum", 4, 4, {}),
+    "straggler-quorum": ("resnet50", "server:mode=quorum", 4, 2, {"slow": 2.0}),
+    "straggler-quorum-4-4": ("resnet50", "server:mode=quorum", 4, 4, {"slow": 3.0}),
+    "straggler-async-4-4": ("resnet50", "server:mode=async", 4, 4, {"slow": 3.0}),
+    "bounded-4-2": ("resnet50", "server:mode=bounded", 4, 2, {}),
+    "straggler-bounded-4-4": (
+        "resnet50",
+        "server:mode=bounded",
+        4,
+        4,
+        {"slow": 3.0, "warmup": 10},
+    ),
+    "average-3": ("resnet50", "average:every=2", 3, 0, {}),
+    "hybrid-6": ("resnet50", "hybrid", 6, 0, {"each": 3}),
+    "ring-4-slow-cable": ("resnet50", "ring", 4, 0, {"slow_cable": "400mbit"}),
+    "colocated-4-slow-cable": (
+        "resnet50",
+        "server:placement=colocated",
+        4,
+        0,
+        {"slow_cable": "400mbit"},
+    ),
 }
 CALIBRATING = ("ring-4", "server-4-2", "colocated-4")
-LINK, DEVICE, BATCH = "1gbit", "k80", 32
+LINK, DEVICE, BATCH, WARMUP = "1gbit", "k80", 32, 3
 MEDIAN, WORST, INSIDE = 0.05, 0.15, 0.90
 
 
@@ -95,7 +124,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", help="settings, comma-separated", default="")
-    parser.add_argument("--steps", type=int, default=11)
+    parser.add_argument("--steps", type=int, default=8, help="that are counted, after the first")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--gbit", type=float, default=3.0, help="a second, on all links together")
     parser.add_argument(
@@ -109,20 +138,27 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def experiment_of(name: str, steps: int = 11) -> spec.Experiment:
-    """One setting, for the tunnel and for the predictor alike."""
+def experiment_of(name: str, steps: int = 8) -> spec.Experiment:
+    """One setting, for the tunnel and for the predictor alike; so many steps are counted."""
     model, architecture, workers, servers, extra = CELLS[name]
-    each = extra.get("each", 1)
+    each, warmup = extra.get("each", 1), extra.get("warmup", WARMUP)
     hosts: list[dict[str, Any]] = [{"count": workers // each, "workers": each}]
     if "slow" in extra:
         hosts = [{"count": workers - 1}, {"slowdown": extra["slow"]}]
+    if "slow_cable" in extra:
+        hosts = [{"count": workers - 1}, {"link": extra["slow_cable"]}]
     if servers:
         hosts.append({"count": servers, "workers": 0, "servers": 1})
     return spec.from_tables(
         {
             "name": name,
             "engine": "tunnel",
-            "workload": {"model": model, "data": "synthetic", "batch": BATCH, "steps": steps},
+            "workload": {
+                "model": model,
+                "data": "synthetic",
+                "batch": BATCH,
+                "steps": warmup + steps,
+            },
             "architecture": architecture,
             "cluster": {
                 "workers": workers,
@@ -131,7 +167,7 @@ def experiment_of(name: str, steps: int = 11) -> spec.Experiment:
                 "device": DEVICE,
                 "hosts": hosts,
             },
-            "measurement": {"warmup_steps": 3},
+            "measurement": {"warmup_steps": warmup},
         },
         name,
     )

@@ -43,7 +43,7 @@ def command(
     from paceline import spec
     from paceline.cli import console
     from paceline.cli.predict import of_profile, stack_of, with_hosts
-    from paceline.predict.advice import advise
+    from paceline.predict.advice import advise, without_servers
 
     _check(goal, samples, price, hosts, per_host)
     given = {
@@ -55,10 +55,11 @@ def command(
         "engine": "predict",
     }
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
-    experiment = spec.replace(flags.experiment(base, given), architecture=spec.Ring())
+    asked = flags.experiment(base, given)
+    written = sum(host.count for host in asked.cluster.hosts) if file else 0
+    experiment = without_servers(asked)
     if per_host is not None:
         experiment = with_hosts(experiment, per_host)
-    written = sum(host.count for host in experiment.cluster.hosts) if file else 0
     found = advise(
         experiment,
         hosts or written or 4,
@@ -99,13 +100,15 @@ def _check(
 
 def _show(found: "Advice") -> None:
     from paceline.cli.console import out
+    from paceline.predict.outcome import rate_text
     from paceline.units import format_seconds
 
     for number, row in enumerate(found.ranked, 1):
         members = _count(row.workers, "worker")
         members += f", {_count(row.servers, 'server')}" if row.servers else ""
-        parts = [f"{row.samples_per_second:,.4g} samples/s"]
-        parts.append(f"90 % between {row.low:,.4g} and {row.high:,.4g}")
+        members += f", without hosts: {row.left_out}" if row.left_out else ""
+        parts = [f"{rate_text(row.samples_per_second)} samples/s"]
+        parts.append(f"90 % between {rate_text(row.low)} and {rate_text(row.high)}")
         if row.seconds:
             parts.append(format_seconds(row.seconds))
         if row.cost:

@@ -217,18 +217,28 @@ def with_choice(experiment: "spec.Experiment", workers: int) -> "spec.Experiment
     """`auto` is what `advise` would take on as many hosts as the most workers need."""
     from paceline import spec
     from paceline.cli import console
-    from paceline.predict.advice import advise
+    from paceline.predict.advice import advise, choose, without_servers
+    from paceline.predict.changes import vary
 
     if not isinstance(experiment.architecture, spec.Auto):
         return experiment
-    per_host = max((host.workers for host in experiment.cluster.hosts), default=1)
-    ring = spec.replace(experiment, architecture=spec.Ring())
-    first = advise(ring, max(2, workers // max(1, per_host))).ranked[0]
-    console.err.print(f"architecture: {first.architecture}, as `paceline advise` ranks them")
+    computing = [host for host in experiment.cluster.hosts if host.workers]
+    if len(computing) > 1:  # hosts that differ are asked about as they are: none may be left out
+        found = choose(vary(experiment, workers=workers))
+        kind, why = found or (spec.Ring(), "there is no profile to choose by")
+        console.err.print(f"architecture: {spec.format_architecture(kind)}: {why}", markup=False)
+        return spec.replace(experiment, architecture=kind)
+    per_host = max((host.workers for host in computing), default=1)
+    ring = without_servers(experiment)
+    ranked = advise(ring, max(2, workers // max(1, per_host))).ranked
+    several = [row for row in ranked if row.workers > 1]
+    first = several[0]
+    why = "as `paceline advise` ranks them"
+    if first is not ranked[0]:
+        why += f", of several workers; before it {ranked[0].architecture} on one"
+    console.err.print(f"architecture: {first.architecture}, {why}")
     chosen = spec.parse_architecture(first.architecture)
-    if isinstance(chosen, spec.Single):
-        chosen = spec.Ring()
-    hosts = experiment.cluster.hosts
+    hosts = ring.cluster.hosts
     if first.servers and hosts:
         hosts += (spec.Host(count=first.servers, workers=0, servers=1),)
     return spec.replace(experiment, architecture=chosen, servers=first.servers, hosts=hosts)
@@ -239,6 +249,7 @@ def _show(found: "Curve") -> None:
     from rich.table import Table
 
     from paceline.cli.console import out
+    from paceline.predict.outcome import rate_text
     from paceline.units import format_seconds
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -254,8 +265,8 @@ def _show(found: "Curve") -> None:
     for point in found.points:
         table.add_row(
             str(point.workers),
-            f"{point.samples_per_second:,.4g}",
-            f"{point.low:,.4g} and {point.high:,.4g}",
+            rate_text(point.samples_per_second),
+            f"{rate_text(point.low)} and {rate_text(point.high)}",
             format_seconds(point.step_seconds),
             f"{point.efficiency:.0%}",
             *([f"{point.useful_fraction:.1%}"] if failures else []),
@@ -269,7 +280,9 @@ def _show(found: "Curve") -> None:
         text = f"useful: of the time, with a checkpoint every {last.checkpoint_every} steps"
         out.print(f"{text} at {last.workers} workers.", markup=False)
     if found.enough_workers < last.workers:
-        text = f"More than {found.enough_workers} workers do not help: {last.limited_by} limit."
+        enough = found.enough_workers
+        more = "More than one worker does" if enough == 1 else f"More than {enough} workers do"
+        text = f"{more} not help: limited by {last.limited_by}."
         out.print(text, markup=False)
 
 
@@ -308,15 +321,16 @@ def _score(run: Path, runs: Path, json: bool) -> None:
     from paceline.cli import console
     from paceline.cli.runs import open_run
     from paceline.predict import scorecard
+    from paceline.predict.outcome import rate_text
 
     entry = scorecard.score(open_run(run))
     scorecard.keep(entry, runs)
     if json:
         console.print_json(entry)
         return
-    console.out.print(f"measured   {entry.measured:,.4g} samples/s")
-    between = f"90 % between {entry.low:,.4g} and {entry.high:,.4g}"
-    console.out.print(f"predicted  {entry.predicted:,.4g} samples/s ({between})")
+    console.out.print(f"measured   {rate_text(entry.measured)} samples/s")
+    between = f"90 % between {rate_text(entry.low)} and {rate_text(entry.high)}"
+    console.out.print(f"predicted  {rate_text(entry.predicted)} samples/s ({between})")
     where = "inside" if entry.inside else "outside"
     console.out.print(f"error      {entry.error_fraction:+.1%}, {where} the interval")
 
@@ -328,6 +342,7 @@ def _show_scores(entries: "list[Score]", json: bool) -> None:
     from rich.table import Table
 
     from paceline.cli import console
+    from paceline.predict.outcome import rate_text
 
     errors = [abs(entry.error_fraction) for entry in entries]
     inside = [entry.inside for entry in entries]
@@ -347,8 +362,8 @@ def _show_scores(entries: "list[Score]", json: bool) -> None:
             entry.name,
             entry.architecture,
             str(entry.workers),
-            f"{entry.predicted:,.4g}",
-            f"{entry.measured:,.4g}",
+            rate_text(entry.predicted),
+            rate_text(entry.measured),
             f"{entry.error_fraction:+.1%}{mark}",
         )
     console.out.print(table)

@@ -75,6 +75,8 @@ def _on(preset: "Comparison", engine: str) -> "Comparison":
     if moved.paper is None or engine == preset.experiment.engine:
         return moved
     note = f"On {engine}, where the experiment is made for {preset.experiment.engine}."
+    if engine == "predict":
+        note += " Nothing ran: of a node's traffic the bytes are known, not its packets or CPU."
     paper = msgspec.structs.replace(moved.paper, differs=(*moved.paper.differs, note))
     return msgspec.structs.replace(moved, paper=paper)
 

@@ -5,6 +5,7 @@ must earn what the workers they replace would have brought. Only architectures t
 worker on the whole batch are ranked; a faster one that does not is a remark.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal
@@ -14,7 +15,7 @@ import msgspec
 from paceline import spec
 from paceline.errors import SpecError
 from paceline.predict.answer import Predicted, predict, simulate
-from paceline.predict.outcome import Outcome
+from paceline.predict.outcome import Outcome, rate_text
 from paceline.predict.stacks import Stack
 
 Goal = Literal["throughput", "time", "cost"]
@@ -39,6 +40,9 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     """For the samples asked for."""
 
     cost: float | None = None
+    left_out: str = ""
+    """Hosts of the budget that would only hold the others up."""
+
     why: str = ""
     """Why it is not the first."""
 
@@ -74,9 +78,23 @@ def advise(
     best = _merit(alike[0][1], alike[0][0], goal)
     near = [pair for pair in alike if _merit(pair[1], pair[0], goal) * NEAR >= best]
     kept = near[:6] if len(near) >= 3 else alike[:3]
-    ranked = [_advised(e, predict(e, stack), num_samples, host_price_per_hour) for e, _ in kept]
+    budget = _hosts_of(experiment, hosts)
+    ranked = [
+        _advised(e, predict(e, stack), budget, num_samples, host_price_per_hour) for e, _ in kept
+    ]
     ranked = [ranked[0], *(_compared(other, ranked[0]) for other in ranked[1:])]
     return Advice(goal=goal, ranked=ranked, remarks=_remarks(tried))
+
+
+def without_servers(experiment: spec.Experiment) -> spec.Experiment:
+    """Its workers by `ring`: what is advised decides which hosts serve."""
+    hosts = [h for h in experiment.cluster.hosts if h.workers]
+    return spec.replace(
+        experiment,
+        architecture=spec.Ring(),
+        servers=0,
+        hosts=tuple(msgspec.structs.replace(host, servers=0) for host in hosts),
+    )
 
 
 def choose(experiment: spec.Experiment) -> tuple[spec.Architecture, str] | None:
@@ -99,7 +117,7 @@ def choose(experiment: spec.Experiment) -> tuple[spec.Architecture, str] | None:
         return None
     (best, first), (rate, second), *_ = sorted(tried, key=lambda pair: -pair[0])
     more = f"{best / rate - 1:.0%} more than {spec.format_architecture(second)}"
-    return first, f"it is predicted to give {best:.4g} samples/s, {more}"
+    return first, f"it is predicted to give {rate_text(best)} samples/s, {more}"
 
 
 def _merit(outcome: Outcome, experiment: spec.Experiment, goal: Goal) -> float:
@@ -117,14 +135,47 @@ def candidates(experiment: spec.Experiment, hosts: int) -> Iterator[spec.Experim
     """Everything worth a simulation on so many hosts.
 
     Hosts are those that the experiment writes; servers take the slowest of them. Where some are
-    slower than others, to leave those out is a candidate too.
+    slower than others, or have a slower cable, to leave those out is a candidate too.
     """
-    quick_first = sorted(_hosts_of(experiment, hosts), key=lambda host: host.slowdown)
+    quick_first, quick, wide = _ordered(experiment, _hosts_of(experiment, hosts))
     yield _on(experiment, spec.Single(), [_with_one(quick_first[0])])
-    quick = [host for host in quick_first if host.slowdown == quick_first[0].slowdown]
-    for some in [quick_first] if len(quick) == hosts else [quick_first, quick]:
-        yield from _everyone_computes(experiment, some)
-    for servers in sorted({1, 2, hosts // 4, hosts // 3, hosts // 2}):
+    both = [host for host in quick if host in wide]
+    sets = [quick_first, quick, wide, both]
+    for number, some in enumerate(sets):
+        if some and some not in sets[:number]:
+            yield from _everyone_computes(experiment, some)
+    yield from _some_serve(experiment, quick_first, len(quick))
+    if len(wide) < hosts:
+        yield from _some_serve(experiment, wide, len(both))
+
+
+def _ordered(
+    experiment: spec.Experiment, hosts: Sequence[spec.Host]
+) -> tuple[list[spec.Host], list[spec.Host], list[spec.Host]]:
+    """All hosts, the quickest first; of them those whose devices are the quickest; and those with
+    the fastest cables."""
+
+    def pace(host: spec.Host) -> float:
+        alone = [_with_one(host)]
+        return simulate(_on(experiment, spec.Single(), alone)).step_seconds
+
+    def rate(host: spec.Host) -> float:
+        link = host.link or experiment.cluster.link
+        return spec.parse_link(link, "[cluster]").bandwidth_bits_per_second if link else 0.0
+
+    paces, rates = {h: pace(h) for h in set(hosts)}, {h: rate(h) for h in set(hosts)}
+    ordered = sorted(hosts, key=lambda host: (paces[host], -rates[host]))
+    quick = [host for host in ordered if paces[host] == min(paces.values())]
+    wide = [host for host in ordered if rates[host] == max(rates.values())]
+    return ordered, quick, wide
+
+
+def _some_serve(
+    experiment: spec.Experiment, quick_first: Sequence[spec.Host], num_quick: int
+) -> Iterator[spec.Experiment]:
+    """`num_quick`: where some are slower, that just those serve is a candidate."""
+    hosts = len(quick_first)
+    for servers in sorted({1, 2, hosts // 4, hosts // 3, hosts // 2, hosts - num_quick}):
         if not 0 < servers < hosts:
             continue
         computing, slow = quick_first[:-servers], quick_first[-servers:]
@@ -185,6 +236,7 @@ def _on(
 def _advised(
     experiment: spec.Experiment,
     found: Predicted,
+    budget: Sequence[spec.Host],
     num_samples: float,
     price_per_hour: float,
 ) -> Advised:
@@ -202,7 +254,24 @@ def _advised(
         limited_by=found.limit,
         seconds=seconds,
         cost=cost,
+        left_out=_left_out(experiment, budget),
     )
+
+
+def _left_out(experiment: spec.Experiment, budget: Sequence[spec.Host]) -> str:
+    """The hosts of the budget that are not used, where they are unlike those that are."""
+    used, cluster = experiment.cluster.hosts, experiment.cluster
+    if _hosts_used(experiment) == len(budget) or isinstance(experiment.architecture, spec.Single):
+        return ""
+    kinds = Counter((host.device, host.slowdown, host.link) for host in budget)
+    kinds.subtract({(h.device, h.slowdown, h.link): h.count for h in used if h.workers})
+    found = []
+    for (device, slowdown, link), count in kinds.items():
+        slower = f" at 1/{slowdown:g} of its speed" if slowdown != 1.0 else ""
+        what = f"{device or cluster.device}{slower}, {link or cluster.link}".removesuffix(", ")
+        if count > 0:
+            found.append(f"{count} of {what}")
+    return "; ".join(found)
 
 
 def _compared(other: Advised, first: Advised) -> Advised:
@@ -210,7 +279,8 @@ def _compared(other: Advised, first: Advised) -> Advised:
     slower = 1 - other.samples_per_second / first.samples_per_second
     reasons = [f"{slower:.0%} slower" if slower > 0.005 else "as fast"]
     if other.workers < first.workers:
-        reasons.append(f"{first.workers - other.workers} fewer workers compute")
+        fewer = first.workers - other.workers
+        reasons.append(f"{fewer} fewer {'worker computes' if fewer == 1 else 'workers compute'}")
     reasons.append(f"limited by {other.limited_by}")
     if other.high >= first.low:
         reasons.append("the intervals overlap: measure both")
@@ -234,7 +304,7 @@ def _otherwise(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
     if trains_like_single(experiment.architecture):
         return ""
     name = spec.format_architecture(experiment.architecture)
-    rate = f"{outcome.samples_per_second:,.4g} samples/s"
+    rate = f"{rate_text(outcome.samples_per_second)} samples/s"
     return f"{name} would give {rate}, but its updates are not those of the whole batch."
 
 
@@ -251,7 +321,7 @@ def _servers_needed(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
         return ""
     rate, servers = max(dedicated)
     plural = "server is" if servers == 1 else "servers are"
-    return f"Of dedicated servers {servers} {plural} best here, {rate:.4g} samples/s."
+    return f"Of dedicated servers {servers} {plural} best here, {rate_text(rate)} samples/s."
 
 
 def _compression(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
@@ -265,6 +335,8 @@ def _compression(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
         return ""
     experiment, _ = max(served, key=lambda pair: pair[1].samples_per_second)
     assert isinstance(experiment.architecture, spec.Server)
+    if any(host.link for host in experiment.cluster.hosts):
+        return ""  # there is no one rate of links to speak of
     packed = msgspec.structs.replace(experiment.architecture, compression="fp16")
     paying = []
     for gbit in (0.3, 1, 3, 10, 30):

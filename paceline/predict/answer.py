@@ -13,6 +13,7 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import SpecError
+from paceline.predict.codecs import CODECS, codec_of
 from paceline.predict.collective_step import collective_step
 from paceline.predict.outcome import REAL_DATA, Outcome
 from paceline.predict.pipeline_step import pipeline_step
@@ -147,6 +148,8 @@ def _matters(name: str, experiment: spec.Experiment) -> bool:
         return not servers
     if name in SERVERS_ONLY:
         return servers or (name == "sum_rate" and isinstance(kind, spec.Average))
+    if name == "codec_speed":
+        return codec_of(kind) != CODECS["none"]
     if name == "input_fraction":
         return workload.data in REAL_DATA
     if name == "jitter_fraction":

@@ -67,8 +67,11 @@ def scaling_curve(
     )
 
 
-def _alone(experiment: spec.Experiment) -> spec.Experiment:
-    """One worker with nobody to agree with, with the batch that each has."""
+def _alone(experiment: spec.Experiment, host: spec.Host | None = None) -> spec.Experiment:
+    """One worker with nobody to agree with, with the batch that each has; on a host like the first
+    that computes, unless one is given."""
+    computing = [host for host in experiment.cluster.hosts if host.workers]
+    host = host or (computing[0] if computing else spec.Host())
     workers = experiment.cluster.workers
     batch = experiment.workload.global_batch_for(workers) // workers
     return spec.replace(
@@ -76,8 +79,9 @@ def _alone(experiment: spec.Experiment) -> spec.Experiment:
         architecture=spec.Single(),
         workers=1,
         servers=0,
-        hosts=(),
+        hosts=(spec.Host(device=host.device, slowdown=host.slowdown),),
         shares=(),
+        uplink="",
         batch=batch,
         global_batch=0,
     )
@@ -103,11 +107,23 @@ def _point(
         high=found.high,
         step_seconds=found.outcome.step_seconds,
         speedup=found.samples_per_second / alone,
-        efficiency=found.samples_per_second / alone / workers,
+        efficiency=found.samples_per_second / _all_alone(varied, alone, stack),
         limited_by=found.limit,
         idle_fraction=_idle(varied, found.outcome),
         useful_fraction=useful,
         checkpoint_every=every,
+    )
+
+
+def _all_alone(experiment: spec.Experiment, alone: float, stack: Stack | None) -> float:
+    """What all devices together would give if nobody waited for anything."""
+    hosts = [host for host in experiment.cluster.hosts if host.workers]
+    kinds = {(host.device, host.slowdown) for host in hosts}
+    if len(kinds) <= 1:
+        return alone * experiment.cluster.workers
+    return sum(
+        simulate(_alone(experiment, host), stack).samples_per_second * host.count * host.workers
+        for host in hosts
     )
 
 

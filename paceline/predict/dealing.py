@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paceline import protocol, spec
+from paceline import protocol
 from paceline.predict.stacks import Stack
 from paceline.protocol import Chunk, ParameterSize
 from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES
@@ -136,13 +136,3 @@ def merge(
         messages = sum(parcel.messages for parcel in alike)
         merged.append(Parcel(chunk=chunk, owner=group, layers=layers, messages=messages))
     return merged
-
-
-def sent_fraction(architecture: spec.Architecture) -> float:
-    """What compression leaves of a gradient; answers carry whole weights."""
-    if not isinstance(architecture, spec.Server):
-        return 1.0
-    topk = 2 * architecture.topk_fraction  # a number and its place
-    return {"none": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": 0.25, "topk": topk}[
-        architecture.compression
-    ]

@@ -11,6 +11,7 @@ from paceline import record, spec
 from paceline.errors import SpecError
 from paceline.launch.faults import check_faults
 from paceline.predict.answer import Predicted, has_servers, predict
+from paceline.predict.codecs import codec_of
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome, Pace
 from paceline.predict.pipeline_step import moved_bytes
@@ -116,10 +117,12 @@ def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
         return ring // every, ring // every
     placement = kind.placement if isinstance(kind, spec.Server) else "dedicated"
     inside, apart = shares("colocated" if not servers else placement, workers, servers)
+    pushed = codec_of(kind).sent_fraction
     if role == "server":
-        return round(workers * apart * size), round(workers * apart * size)
-    own = (1 - inside + (workers - 1) * inside) * size
-    return round(own), round(own)
+        whole = workers * apart * size
+        return round(whole), round(pushed * whole)
+    away, served = (1 - inside) * size, (workers - 1) * inside * size
+    return round(pushed * away + served), round(away + pushed * served)
 
 
 def _write_series(

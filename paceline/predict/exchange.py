@@ -15,10 +15,11 @@ from itertools import pairwise
 from paceline import spec
 from paceline.predict.cells import Cell
 from paceline.predict.clock import Clock
+from paceline.predict.codecs import Codec
 from paceline.predict.dealing import Parcel
 from paceline.predict.device import Device, LayerTime
 from paceline.predict.host_sums import HostSums
-from paceline.predict.links import Links
+from paceline.predict.links import WINDOW_BYTES, Links
 from paceline.predict.outcome import Work
 from paceline.predict.pulling import PullingWorker
 from paceline.predict.stacks import Constants, Stack
@@ -35,6 +36,10 @@ from paceline.units import format_bytes
 WARMUP_STEPS, MOST_STEPS = 3, 10
 SETTLED = 1e-3
 """Steps that differ by less repeat themselves."""
+
+KERNEL_BYTES = WINDOW_BYTES + (1 << 18)
+"""Of each connection, on its way and not yet sent (wire/line.py). Compressed chunks are small: the
+kernel takes so many of them that the worker's window no longer keeps urgent ones from queueing."""
 
 INSIDE = "links in the host"
 
@@ -80,8 +85,9 @@ class ClusterRoads:
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
         unevenness: float,
+        held_bytes: float,
     ) -> None:
-        self.links = Links(clock)
+        self.links = Links(clock, held_bytes)
         self._kinds: dict[str, str] = {}
         self._paths: dict[tuple[str, str, bool], Path] = {}
         self._topology, self._unevenness = topology, unevenness
@@ -164,9 +170,9 @@ class ClusterCosts:
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
         parcels: Sequence[Parcel],
-        sent_fraction: float,
+        codec: Codec,
     ) -> None:
-        self._stack, self._constants, self._sent_fraction = stack, constants, sent_fraction
+        self._stack, self._constants, self._codec = stack, constants, codec
         self._groups, self._parcels = groups, parcels
         self._seats = {seat.member: seat for seat in seats}
 
@@ -174,9 +180,15 @@ class ClusterCosts:
         assert send.payload is not None
         size_bytes = self._parcels[send.payload].chunk.size_bytes
         if isinstance(send.message, Push):
-            return size_bytes * self._sent_fraction
+            return size_bytes * self._codec.sent_fraction
         fetched = self._stack.exchange == "answer" or getattr(send.message, "step", -1) == -1
         return float(size_bytes) if fetched else 0.0
+
+    def sending_seconds(self, send: Send) -> float:
+        if not isinstance(send.message, Push):
+            return 0.0
+        size_bytes = self._parcels[send.message.chunk].chunk.size_bytes
+        return self._codec.encoding_seconds(size_bytes, self._constants.codec_speed)
 
     def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
         return sum(self._receiving_seconds(member, send) for send in sends)
@@ -187,7 +199,9 @@ class ClusterCosts:
             case Push() as push:
                 parcel, seat = self._parcels[push.chunk], self._seats[member]
                 each = parcel.messages * constants.message_seconds
-                each += self.payload_bytes(send) / constants.sum_rate
+                size_bytes = parcel.chunk.size_bytes
+                each += size_bytes / constants.sum_rate
+                each += self._codec.decoding_seconds(size_bytes, constants.codec_speed)
                 return each * self._groups[push.worker].count / seat.count
             case Answer() if send.payload is not None and self.payload_bytes(send):
                 return self._parcels[send.payload].messages * constants.message_seconds
@@ -211,7 +225,7 @@ class Job:
         parcels: Sequence[Parcel],
         plan: Plan,
         *,
-        sent_fraction: float,
+        codec: Codec,
         unevenness: float,
         together: bool,
         noisy: bool,
@@ -221,13 +235,17 @@ class Job:
         """`plan`: groups are its workers. `noisy`: every worker is simulated by itself, and so is
         its jitter."""
         self._stack, self._groups, self._parcels = stack, groups, parcels
-        self._together, self._noisy, self._most_steps = together, noisy, most_steps
+        self._together, self._noisy = together, noisy
+        self._ahead_steps = plan.rules.staleness
+        """So far ahead of the slowest a worker may be."""
+        self._most_steps = most_steps + self._ahead_steps
         self._random = random.Random(experiment.workload.seed)
         self._ended = False
         """A group has come to the end of a step since it was last asked."""
         self.clock = Clock()
-        self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness)
-        costs = ClusterCosts(stack, constants, groups, seats, parcels, sent_fraction)
+        held = KERNEL_BYTES if codec.sent_fraction < 1 else 0.0
+        self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness, held)
+        costs = ClusterCosts(stack, constants, groups, seats, parcels, codec)
         self._seat_members = [seat.member for seat in seats]
         self._job = VirtualJob(plan, costs, self._roads, self.clock, self._machine)
         self._devices = [self._device(group, plan) for group in groups]
@@ -292,11 +310,20 @@ class Job:
 
     def run(self) -> float:
         """Seconds of a step, once steps repeat themselves or enough have passed."""
+        slowest = max(group.work.busy_seconds for group in self._groups)
+        behind: list[Device] = []
         for number, (group, device) in enumerate(zip(self._groups, self._devices, strict=True)):
             delay = 0.0
             if not self._together:  # who does not wait for others is anywhere in its step
                 delay = number / len(self._groups) * group.work.busy_seconds
-            self.clock.after(delay, device.go_on)
+            if self._ahead_steps and group.work.busy_seconds == slowest:
+                behind.append(device)
+            else:
+                self.clock.after(delay, device.go_on)
+        if behind:  # the others are as far ahead as they may be, sooner or later
+            self.clock.run()
+            for device in behind:
+                self.clock.after(0.0, device.go_on)
         if not self.clock.run(self._is_settled):
             raise AssertionError("the virtual job stands still: a protocol waits for ever")
         return self.step_seconds()
@@ -308,7 +335,7 @@ class Job:
         fewest = min(len(device.step_ends) for device in self._devices)
         if fewest >= self._most_steps:
             return True
-        if not self._together or fewest < WARMUP_STEPS + 2:
+        if not self._together or self._ahead_steps or fewest < WARMUP_STEPS + 2:
             return False
         first, second = (b - a for a, b in pairwise(self._devices[0].step_ends[-3:]))
         return abs(first - second) < SETTLED * second
@@ -323,9 +350,20 @@ class Job:
         return sum(count for count, _ in found) / sum(count / step for count, step in found)
 
     def _seconds_of(self, ends: Sequence[float]) -> float:
-        if self._together:
+        if self._together and not self._ahead_steps:
             return statistics.median(b - a for a, b in pairwise(ends[WARMUP_STEPS - 1 :]))
-        return (ends[-1] - ends[WARMUP_STEPS - 1]) / (len(ends) - WARMUP_STEPS)
+        warmup = min(WARMUP_STEPS + self._ahead_steps, len(ends) - 1)
+        return (ends[-1] - ends[warmup - 1]) / (len(ends) - warmup)
+
+    def compute_seconds(self) -> float:
+        """Of a step: the slowest's where all wait for it, else what a step is on average."""
+        if self._together:
+            return max(group.work.busy_seconds for group in self._groups)
+        busy = total = 0.0
+        for group, device in zip(self._groups, self._devices, strict=True):
+            steps = group.count / self._seconds_of(device.step_ends)
+            busy, total = busy + steps * group.work.busy_seconds, total + steps
+        return busy / total
 
     def needs(self) -> dict[str, float]:
         """Kind of resource -> seconds that the busiest of its kind was busy in each step."""

@@ -31,6 +31,9 @@ Numbers = NDArray[np.float64]
 NOTHING_BYTES = 1e-6
 """Less than this of a message is left over by rounding."""
 
+ROUNDING_BYTES = 1e-3
+"""Sums of all that a connection has sent are off by no more."""
+
 WINDOW_BYTES = 1 << 19
 """What a connection has on its way at most. One with more to send stands in a link's queue with all
 of it, one with half of it or less with half: finer steps cost time and change nothing."""
@@ -50,10 +53,10 @@ class Link:
 
 
 class _Message:
-    __slots__ = ("arrived", "began", "departed", "size_bytes")
+    __slots__ = ("arrived", "began", "size_bytes")
 
-    def __init__(self, size_bytes: float, arrived: Then, departed: Then | None) -> None:
-        self.size_bytes, self.arrived, self.departed = size_bytes, arrived, departed
+    def __init__(self, size_bytes: float, arrived: Then) -> None:
+        self.size_bytes, self.arrived = size_bytes, arrived
         self.began = 0.0
         """When its first byte left."""
 
@@ -66,7 +69,9 @@ class _Connection:
         """Links with how many alike this connection stands for on each."""
         self.latency_seconds = sum(link.latency_seconds for link in links)
         self.queue: deque[_Message] = deque()
-        self.queued_bytes = 0.0
+        self.queued_bytes = self.sent_bytes = 0.0
+        self.departing: deque[tuple[float, Then]] = deque()
+        """Where in all that is sent a message ends, and who is to be told when it has departed."""
 
     @property
     def claim(self) -> float:
@@ -77,8 +82,10 @@ class _Connection:
 class Links:
     """All links of a cluster and what is under way on them."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, held_bytes: float = 0.0) -> None:
+        """`held_bytes`: so much of a connection's queue has departed for whoever sent it, though it
+        has not left: the kernel has it."""
+        self._clock, self._held_bytes = clock, held_bytes
         self._links: dict[str, Link] = {}
         self._connections: dict[Hashable, _Connection] = {}
         self._rows: list[_Connection] = []
@@ -128,8 +135,12 @@ class Links:
             way = self._connections[connection] = self._connect(
                 connection, path, most_bytes_per_second
             )
-        way.queue.append(_Message(size_bytes, arrived, departed))
+        way.queue.append(_Message(size_bytes, arrived))
         way.queued_bytes += size_bytes
+        if departed is not None:
+            way.departing.append((way.sent_bytes + way.queued_bytes, departed))
+            if self._held_bytes:
+                self._tell_departed(way)
         if len(way.queue) == 1:
             way.queue[0].began = self._clock.now
             self._advance()
@@ -219,8 +230,8 @@ class Links:
         if self.on_carried is not None:
             seconds = self._clock.now - message.began
             self.on_carried(way.name, message.size_bytes, message.began, seconds)
-        if message.departed is not None:
-            self._clock.after(0.0, message.departed)
+        way.sent_bytes += message.size_bytes
+        self._tell_departed(way)
         self._clock.after(way.latency_seconds, message.arrived)
         if way.queue:
             way.queue[0].began = self._clock.now
@@ -229,6 +240,11 @@ class Links:
         else:
             self._rate[way.row] = 0.0
             self._set_claim(way, 0.0)
+
+    def _tell_departed(self, way: _Connection) -> None:
+        taken = way.sent_bytes + self._held_bytes + ROUNDING_BYTES
+        while way.departing and way.departing[0][0] <= taken:
+            self._clock.after(0.0, way.departing.popleft()[1])
 
 
 def fair_rates(weights: Numbers, most: Numbers, capacity: Numbers, claims: Numbers) -> Numbers:

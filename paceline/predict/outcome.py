@@ -28,6 +28,13 @@ REAL_DATA = ("imagefolder",)
 """Data sets whose samples must be decoded."""
 
 
+def rate_text(samples_per_second: float) -> str:
+    """Four digits that count, and never a power of ten."""
+    if samples_per_second >= 1000:
+        return f"{samples_per_second:,.0f}"
+    return f"{samples_per_second:.4g}"
+
+
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """A step of the workers of one class of hosts."""
 

@@ -6,7 +6,8 @@ import msgspec
 
 from paceline import spec
 from paceline.predict.cells import EXACT_MEMBERS, PHASES, Cell, cells_of, lay_out
-from paceline.predict.dealing import Parcel, deal, hot_seats, merge, sent_fraction
+from paceline.predict.codecs import codec_of
+from paceline.predict.dealing import Parcel, deal, hot_seats, merge
 from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
@@ -32,6 +33,9 @@ MOST_GROUPS = 20
 
 MOST_PUSHES = 1200
 """Of a step, where hosts are not alike and every kind pushes for itself."""
+
+MOST_AHEAD = 6
+"""Steps that quick workers are let run ahead: once they are, all go at the slowest's pace."""
 
 COARSE_CHUNKS, COARSE_PHASES, COARSE_STEPS = 64, 4, 8
 
@@ -72,7 +76,7 @@ def server_step(
         seats,
         dealt.parcels,
         plan,
-        sent_fraction=sent_fraction(experiment.architecture),
+        codec=codec_of(experiment.architecture),
         unevenness=dealt.unevenness,
         together=together,
         noisy=not collapsed,
@@ -208,7 +212,7 @@ def _plan(
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
     rules = Rules(
         mode=options.mode,
-        staleness=options.staleness if options.mode == "bounded" else 0,
+        staleness=min(options.staleness, MOST_AHEAD) if options.mode == "bounded" else 0,
         staleness_aware=options.staleness_aware,
         quorum=max(1, quorum) if options.mode == "quorum" else 0,
         window=None if stack.place == "arrays" else max(1, window),
@@ -267,7 +271,7 @@ def _outcome(
         step_seconds=step + late,
         samples_per_second=samples / (step + late),
         phases=phases,
-        needs={"compute": work.busy_seconds, **job.needs()},
+        needs={"compute": job.compute_seconds(), **job.needs()},
         events=job.events,
         paces=paces,
     )

@@ -66,6 +66,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tensor_seconds: Range
     copy_passes: Range
     layer_overhead_seconds: Range
+    codec_speed: Range = (0.5, 1.0, 2.0)
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     tensor_seconds: float
     copy_passes: float
     layer_overhead_seconds: float
+    codec_speed: float = 1.0
 
     def fraction(self, kind: str) -> float:
         """What is left of a link of this kind for payload."""

@@ -43,6 +43,9 @@ class Costs(Protocol):
     def payload_bytes(self, send: Send) -> float:
         """Called for a message with a payload: the bytes that travel for it."""
 
+    def sending_seconds(self, send: Send) -> float:
+        """Called before a message leaves: what a member does to its payload, one by one."""
+
     def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
         """Called when a parcel has come; a member takes in one after the other, its seat and its
         worker each on their own."""
@@ -68,6 +71,9 @@ class Ideal:
     def payload_bytes(self, send: Send) -> float:
         assert send.payload is not None
         return float(self.plan.layout.chunks[send.payload].size_bytes)
+
+    def sending_seconds(self, send: Send) -> float:
+        return 0.0
 
     def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
         return self.message_seconds
@@ -113,6 +119,8 @@ class VirtualMember:
         """All that its seat has done, in order."""
         self._taken_in_at = {True: 0.0, False: 0.0}
         """When its seat and its worker will have taken in all that has come."""
+        self._encoded_at = 0.0
+        """When all that it was given to send will have been made ready."""
         self.busy_seconds = 0.0
         """Of its seat, taking in and working."""
 
@@ -125,6 +133,14 @@ class VirtualMember:
         return round(self._job.costs.payload_bytes(send))
 
     def post(self, to: str, sends: Sequence[Send]) -> None:
+        seconds = sum(map(self._job.costs.sending_seconds, sends))
+        self._encoded_at = max(self._encoded_at, self.now()) + seconds
+        if self._encoded_at > self.now():  # what follows does not overtake it
+            self._job.clock.at(self._encoded_at, partial(self._carry, to, sends))
+        else:
+            self._carry(to, sends)
+
+    def _carry(self, to: str, sends: Sequence[Send]) -> None:
         job, first, to_seat = self._job, sends[0], sends[0].seat
         job.events += 1
         size_bytes = sum(self.moves(send) for send in sends)

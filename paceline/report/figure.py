@@ -28,6 +28,9 @@ FACTORS = {
 SERIES = ("cpu", "packets_received", "packets_sent")
 """What P4 draws over time, one line per node."""
 
+PREDICTED_SERIES = ("received", "sent")
+"""Of these a prediction knows the bytes."""
+
 
 def title(paper: spec.Paper) -> str:
     """What the page of a paper's experiment is called."""
@@ -172,7 +175,8 @@ def _add_series(page: Page, section: Section, rows: Sequence[Row]) -> None:
         if values:
             data = f"figure/{slug(names[row.cell])}"
             page.datasets[data] = values
-            for chart in charts.series(data, SERIES):
+            known = [name for name in SERIES if any(name in value for value in values)]
+            for chart in charts.series(data, known or PREDICTED_SERIES):
                 section.charts.append(_retitled(chart, f"{chart.title}: {names[row.cell]}"))
 
 

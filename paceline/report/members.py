@@ -24,7 +24,8 @@ def series(run: RunFolder) -> Values:
     first, interval = min(starts), run.experiment().measurement.sample_seconds
     values: Values = []
     for name, (offset, own) in samples.items():
-        before = own[0].time_seconds - interval if own else 0.0
+        spacing = own[1].time_seconds - own[0].time_seconds if len(own) > 1 else interval
+        before = own[0].time_seconds - spacing if own else 0.0
         size = -(-len(own) // POINTS)
         for begin in range(0, len(own), max(1, size)):
             batch = own[begin : begin + size]

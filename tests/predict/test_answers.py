@@ -15,6 +15,7 @@ from paceline.predict.curve import scaling_curve
 from paceline.predict.fitting import fit
 from paceline.predict.scorecard import keep, read, score
 from paceline.predict.what_if import what_if
+from paceline.report import members
 
 
 def asked(architecture: str = "ring", workers: int = 4, servers: int = 0, **cluster):
@@ -56,6 +57,16 @@ def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
     assert any("68 more workers" in note for note in summary.notes)
     fewer = engines.run(asked(workers=25), tmp_path / "fewer").summary()
     assert summary.bytes_per_step == pytest.approx(99 / 24 * fewer.bytes_per_step), "of all"
+
+
+def test_a_predicted_worker_sends_what_compression_leaves(tmp_path):
+    run = engines.run(asked("server:compression=fp16", 2, 1), tmp_path / "run")
+    worker, server = (run.members()[i] for i in (0, 2))
+    assert worker.bytes_sent == pytest.approx(worker.bytes_received / 2)
+    assert server.bytes_received == pytest.approx(2 * worker.bytes_sent, rel=1e-6)
+    rates = [value["sent"] for value in members.series(run) if value["series"] == "server0"]
+    assert max(rates) == pytest.approx(min(rates))
+    assert max(rates) < 125, "no more than its link"
 
 
 def test_workers_of_uneven_hosts_go_at_their_own_pace_or_wait(tmp_path):
@@ -179,6 +190,34 @@ def test_advice_on_the_hosts_of_a_file_takes_them_as_written(tmp_path, capsys):
     assert (ranked[0]["workers"], ranked[0]["servers"]) in ((1, 0), (1, 1))
     two = next(row for row in ranked if row["workers"] == 2)
     assert two["samples_per_second"] < 0.3 * 2 * 52
+
+
+MIXED = [{"count": 2}, {"count": 2, "device": "v100"}]
+
+
+def test_advice_leaves_out_hosts_that_hold_the_others_up():
+    devices = advise(asked(link="10gbit", hosts=MIXED), 4).ranked
+    assert (devices[0].workers, devices[0].left_out) == (2, "2 of k80, 10gbit")
+    assert devices[0].samples_per_second > 2 * 52 * 5, "and computes on the others"
+    cables = advise(asked(link="10gbit", hosts=[{"count": 3}, {"link": "100mbit"}]), 4).ranked
+    assert (cables[0].workers, cables[0].left_out) == (3, "1 of k80, 100mbit")
+
+
+def test_advice_takes_a_file_that_has_servers(tmp_path, capsys):
+    file = tmp_path / "served.toml"
+    file.write_text(spec.to_toml(asked("server", 1, 1, hosts=[{}, {"workers": 0, "servers": 1}])))
+    with pytest.raises(SystemExit) as ended:
+        main.main(["advise", str(file), "--json"])
+    assert not ended.value.code
+    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    assert max(row["workers"] for row in ranked) == 2, "its host is one of the budget"
+
+
+def test_efficiency_is_of_all_devices_as_they_are():
+    """By `ring` the quick devices wait for the slow ones; it was once said to be no loss."""
+    (point,) = scaling_curve(asked(link="100gbit", hosts=MIXED), [4]).points
+    assert point.speedup == pytest.approx(4, rel=0.05)
+    assert point.efficiency < 0.3
 
 
 @pytest.mark.parametrize("architecture", ["ring", "hybrid", "average:every=4"])

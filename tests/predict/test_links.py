@@ -1,5 +1,7 @@
 """Links on a virtual clock: max-min fair, first in first out, exact in cases done by hand."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,3 +137,14 @@ def test_all_to_all_takes_the_closed_form(members):
     messages = [(a, b, share) for a in range(members) for b in range(members) if a != b]
     log = run(messages, hosts=members)
     assert log[-1][3] == pytest.approx((members - 1) / members)
+
+
+def test_what_the_kernel_holds_has_departed_though_it_has_not_left():
+    clock, told = Clock(), []
+    links = Links(clock, held_bytes=250.0)
+    links.add("a out", 100.0)
+    for name in "abc":
+        departed = partial(lambda name: told.append((name, clock.now)), name)
+        links.send("a to b", ("a out",), 100, lambda: None, departed)
+    clock.run()
+    assert told == [("a", 0.0), ("b", 0.0), ("c", pytest.approx(1.0))]

@@ -173,6 +173,32 @@ def test_a_straggler_holds_up_sync_and_not_async(fast_device):
     assert free == pytest.approx(3 * 32 / 1.0 + 32 / 3.0, rel=0.05)
 
 
+def test_bounded_goes_at_the_pace_of_a_straggler_and_quorum_does_not(fast_device):
+    device = fast_device(0.5)
+    hosts = [{"count": 3}, {"slowdown": 4.0}, {"workers": 0, "servers": 1}]
+    # Nothing else costs as much as the straggler's two seconds.
+    kind = {"link": "100gbit", "hosts": hosts}
+    rates = {
+        mode: simulate(experiment(device, f"server:mode={mode}", 4, 1, **kind)).samples_per_second
+        for mode in ("sync", "bounded", "quorum")
+    }
+    assert rates["bounded"] == pytest.approx(4 * 32 / 2.0, rel=0.05)
+    assert rates["bounded"] == pytest.approx(rates["sync"], rel=0.05)
+    assert rates["quorum"] > 2 * rates["sync"]
+
+
+def test_compression_pays_on_a_slow_link_and_costs_on_a_fast_one(fast_device):
+    device = fast_device(0.05)
+
+    def step(compression: str, link: str) -> float:
+        asked = f"server:placement=colocated,compression={compression}"
+        return simulate(experiment(device, asked, 2, link=link)).step_seconds
+
+    assert step("topk", "100mbit") < 0.8 * step("none", "100mbit")
+    assert step("topk", "100gbit") > 2 * step("none", "100gbit")  # 64 MiB at 0.5 GB/s
+    assert step("int8", "100gbit") > step("fp16", "100gbit") > step("none", "100gbit")
+
+
 def test_an_interval_holds_its_prediction_and_widens_with_what_is_not_known(fast_device):
     asked = experiment(fast_device(0.2), "ring", 8)
     found = predict(asked)
