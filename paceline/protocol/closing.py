@@ -290,8 +290,8 @@ class Chunks:
         index, step = slot.closed, slot.steps.get(slot.closed)
         if index >= self._admission.limit:
             return None
-        if self.rules.whole and index >= self._losses.sealed:
-            return None  # not every seat has all its gradients
+        if self.rules.whole and not self._may_close(index):
+            return None
         needed = self._needed(index)
         if needed is None:
             return None
@@ -300,6 +300,10 @@ class Chunks:
             named = self.rules.mode != "async" and bool(self.roster.present)
             return Step() if named and not needed else None
         return step if needed <= step.pushes.keys() else None
+
+    def _may_close(self, index: int) -> bool:
+        """Where steps close as a whole: every seat has all gradients of this one."""
+        return index < self._losses.sealed
 
     def _needed_commits(self, index: int, step: Step) -> dict[int, Commit] | None:
         """The commits a step needs to be updated; None while one is missing."""
