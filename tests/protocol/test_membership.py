@@ -175,8 +175,8 @@ class ForgetsTheNewcomer(SeatMachine):
 
 
 class AnswersOneStepEarly(SeatMachine):
-    def _wait(self, slot, index, answer, late):
-        super()._wait(slot, index - 1, answer, late)
+    def _wait(self, slot, index, push, late):
+        super()._wait(slot, index - 1, push, late)
 
 
 class IgnoresTheNews(ExchangeMachine):
