@@ -2,8 +2,9 @@
 
 plan          from sizes, options and a cluster's shape to chunks (`chunks`), seats (`placement`)
               and rules
-exchange      a worker's side with servers; `seat` the server's, over `closing`, its chunks; who
-              is there (`membership`), comes (`admission`), is lost while others go on (`losses`)
+exchange      a worker's side with servers; `seat` the server's, over `closing`, its chunks, and
+              their `steps`; who is there (`membership`), comes (`admission`), is lost while others
+              go on (`losses`)
 collectives   a worker's side without them; `pipeline` where stages of the model are dealt
 messages      what members tell each other; `actions` what machines are told and want done
 member        the one place where actions are carried out, in any world

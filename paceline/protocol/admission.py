@@ -24,15 +24,12 @@ class Admission:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self.limit = math.inf
+        """Steps from this one on stay open for now."""
         self._limits: dict[int, tuple[int, int]] = {}
         """Worker -> its generation, and the step that is not closed before all know of it."""
         self._admitted: dict[int, Admitted] = {}
         """What was answered, should one ask again."""
-
-    @property
-    def limit(self) -> float:
-        """Steps from this one on stay open for now."""
-        return min((limit for _, limit in self._limits.values()), default=math.inf)
 
     @property
     def pending(self) -> list[int]:
@@ -54,14 +51,19 @@ class Admission:
         limit = closed + LEEWAY_STEPS
         pending = [self._admitted[other] for other in self._limits]
         self._limits[worker] = generation, limit
+        self.limit = min(self.limit, limit)
         others = tuple((other.worker, other.generation, other.step) for other in pending)
         return Admitted(worker, generation, limit + self._rules.staleness + 1, crew, others)
 
     def settle(self, worker: int, generation: int) -> None:
         """Every seat has welcomed it."""
         if self._limits.get(worker, (-1, 0))[0] == generation:
-            del self._limits[worker]
+            self._lift(worker)
 
     def lose(self, worker: int) -> None:
-        self._limits.pop(worker, None)
+        self._lift(worker)
         self._admitted.pop(worker, None)
+
+    def _lift(self, worker: int) -> None:
+        self._limits.pop(worker, None)
+        self.limit = min((limit for _, limit in self._limits.values()), default=math.inf)

@@ -1,11 +1,11 @@
 """The chunks of one seat: gradients that came, when a step of each closes, the work it makes.
 
 What `seat.py` says of modes is decided here; who comes and goes, and what that means, is there.
+What is remembered of steps is in `steps.py`.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
@@ -26,7 +26,6 @@ from paceline.protocol.messages import (
     Answer,
     Chosen,
     Commit,
-    Configure,
     Copy,
     Gathered,
     Join,
@@ -36,61 +35,7 @@ from paceline.protocol.messages import (
     Settings,
 )
 from paceline.protocol.plan import Plan
-
-
-class Step:
-    """The gradients of one chunk and step that have come so far."""
-
-    def __init__(self) -> None:
-        self.pushes: dict[int, Push] = {}
-        self.measured = False
-
-    def parts(self, *, lacking: bool = False) -> tuple[Part, ...]:
-        """`lacking`: somebody with whom the samples were divided is not among them."""
-        weight = 1 / max(1, len(self.pushes))
-        if lacking:
-            weight = 1 / (sum(push.weight for push in self.pushes.values()) or 1.0)
-        pushes = [self.pushes[worker] for worker in sorted(self.pushes)]
-        return tuple((push.worker, push.step, weight) for push in pushes if not push.empty)
-
-    def absent(self) -> tuple[int, ...]:
-        """Parameters that no worker had a gradient for; all of a chunk's when all are empty."""
-        pushes = self.pushes.values()
-        some = [push for push in pushes if not push.empty] or list(pushes)
-        return tuple(sorted(set.intersection(*(set(push.absent) for push in some)))) if some else ()
-
-    @property
-    def mean(self) -> bool:
-        """What the workers want of this step; they must all want the same."""
-        wanted = {push.mean for push in self.pushes.values()}
-        if len(wanted) > 1:
-            averaging = [f"worker {w}" for w, push in sorted(self.pushes.items()) if push.mean]
-            raise ExchangeError(
-                f"{', '.join(averaging)} changed weights or gradients outside the optimizer, and "
-                "the others did not: every worker must do the same to its model."
-            )
-        return wanted == {True}
-
-
-class Slot:
-    """One chunk: its updates, its open steps, who waits for an answer."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        """Updates done."""
-        self.closed = version
-        """Updates decided: those still waiting their turn too."""
-        self.steps: dict[int, Step] = {}
-        self.seen: dict[int, int] = {}
-        """Worker -> the step of its last push: what is not above it came before."""
-        self.waiting: dict[int, tuple[int, Answer]] = {}
-        """Worker -> the version that may answer it, and the answer but for its version."""
-        self.absent: tuple[int, ...] = ()
-        """Of the newest mean: parameters that nobody had a gradient for."""
-        self.keeper: int | None = None
-        """The worker that has the newest state too, or will."""
-        self.is_copied = True
-        """It has; others may be answered."""
+from paceline.protocol.steps import SettingsBook, Slot, Step, WorkQueue
 
 
 class Chunks:
@@ -101,17 +46,14 @@ class Chunks:
         else pulls wait until worker 0 has sent them."""
         self.seat, self.rules = seat, plan.rules
         self.roster = Roster(plan.workers, version)
-        self.staleness: dict[int, Counter[int]] = {}
+        self.staleness: dict[int, Counter[int]] = defaultdict(Counter)
         """Worker -> updates its weights lacked when its gradient came -> how often."""
         self.late: Counter[int] = Counter()
         """Worker -> gradients that came after their step had closed."""
         self._plan = plan
         self._slots = {chunk: Slot(version) for chunk in plan.chunks_of(seat)}
-        self._urgency: Sequence[int] = [chunk.first_use for chunk in plan.layout.chunks]
-        self._queue: list[tuple[int, int, Work]] = []
-        self._count = 0
-        self._settings: dict[int, dict[int, list[Settings]]] = {}
-        """Worker -> number -> settings of each group."""
+        self._queue = WorkQueue(plan)
+        self._settings = SettingsBook(plan)
         self._unsettled: list[Push] = []
         """Pushes whose settings have not come."""
         self._commits: dict[int, dict[int, Commit]] = {}
@@ -174,7 +116,7 @@ class Chunks:
 
     def take(self) -> Work | None:
         """The most urgent work; the caller does it and then calls `done`."""
-        return heapq.heappop(self._queue)[2] if self._queue else None
+        return self._queue.take()
 
     def done(self, work: Work, squared_norms: Iterable[float] = ()) -> list[Action]:
         """Work is done (`measure`: with the squared norm of each parameter's part)."""
@@ -184,18 +126,21 @@ class Chunks:
         slot = self._slots[work.chunk]
         slot.version += 1
         slot.absent = work.absent if work.kind == "mean" else ()
-        copied = [] if work.kind == "mean" else self._copy(work.chunk, slot)
-        return [*copied, *self._answer(slot), *self._answer_pulls()]
+        actions = self._answer(slot) if work.kind == "mean" else self._copy(work.chunk, slot)
+        return [*actions, *self._answer_pulls()] if self._pulls else actions
 
     def _copy(self, chunk: int, slot: Slot) -> list[Action]:
-        """Give the state of a chunk a second home, before any other worker is answered."""
-        due = sorted(w for w, (needed, _) in slot.waiting.items() if needed <= slot.version)
-        slot.is_copied = not (self.rules.second_homes and due)
+        """Answer; where chunks have second homes, give its state one before any other worker is."""
+        due: list[int] = []
+        if self.rules.second_homes:
+            due = sorted(w for w, (needed, *_) in slot.waiting.items() if needed <= slot.version)
+        slot.is_copied = not due
         if slot.is_copied:
-            return []
+            return self._answer(slot)
         if slot.keeper not in due:
             slot.keeper = due[chunk % len(due)]
-        return [Send(f"worker{slot.keeper}", Copy(chunk, slot.version), chunk)]
+        copy = Send(f"worker{slot.keeper}", Copy(chunk, slot.version), chunk)
+        return [copy, *self._answer(slot)]
 
     # Gradients.
 
@@ -209,9 +154,10 @@ class Chunks:
         if not self.roster.admits(push.worker, push.generation):
             self.late[push.worker] += 1  # sent before it was lost, and overtaken by that news
             return []
-        self._homes.pushed(push)
-        if self._homes.takes_in(push.chunk):
-            return [Keep(push)] if self._homes.put_early(push) else []
+        if self._homes.is_open:
+            self._homes.pushed(push)
+            if self._homes.takes_in(push.chunk):
+                return [Keep(push)] if self._homes.put_early(push) else []
         slot = self._slot(push.chunk)
         if push.step <= slot.seen.get(push.worker, -1):
             return []  # came before
@@ -220,7 +166,7 @@ class Chunks:
     def _take(self, slot: Slot, push: Push) -> list[Action]:
         """Of a gradient that is kept."""
         slot.seen[push.worker] = push.step
-        if not self._knows_settings(push):
+        if not self._settings.knows(push):
             self._unsettled.append(push)
             return []
         return self._count_push(push)
@@ -228,19 +174,21 @@ class Chunks:
     def _count_push(self, push: Push) -> list[Action]:
         slot = self._slots[push.chunk]
         index = slot.closed if self.rules.mode == "async" else push.step
-        self._count_staleness(slot, push)
+        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.closed
+        self.staleness[push.worker][newest - push.version] += 1
         notes = self._check_ended(push.step)
-        answer = Answer(push.worker, push.chunk, 0, step=push.step)
         chosen = self._chosen.get(index)
         if index < slot.closed or (chosen is not None and push.worker not in chosen):
             # Where all are waited for, a closed step holds its gradient already: the chunk came
             # here from another seat, and the answer was lost on the way.
             late = self.rules.mode == "quorum" or push.worker not in self.roster.expected(index)
-            self._wait(slot, index, answer, late)
+            self._wait(slot, index, push, late)
             dropped = Drop(push.chunk, push.worker, push.step)
             return [*notes, dropped, *self._answer(slot)]
-        self._wait(slot, index, answer, late=False)
-        step = slot.steps.setdefault(index, Step())
+        self._wait(slot, index, push, late=False)
+        step = slot.steps.get(index)
+        if step is None:
+            step = slot.steps[index] = Step()
         step.pushes[push.worker] = push
         is_counted = self.rules.whole and index >= self._losses.gathered
         if is_counted and self.roster.expected(index) <= step.pushes.keys():
@@ -249,16 +197,10 @@ class Chunks:
                 return [*notes, *self._gather()]
         return [*notes, *self._close(push.chunk, slot)]
 
-    def _wait(self, slot: Slot, index: int, answer: Answer, late: bool) -> None:
+    def _wait(self, slot: Slot, index: int, push: Push, late: bool) -> None:
         if late:
-            self.late[answer.worker] += 1
-            answer = Answer(answer.worker, answer.chunk, 0, late=True, step=answer.step)
-        slot.waiting[answer.worker] = index + 1 - self.rules.staleness, answer
-
-    def _count_staleness(self, slot: Slot, push: Push) -> None:
-        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.closed
-        counts = self.staleness.setdefault(push.worker, Counter())
-        counts[newest - push.version] += 1
+            self.late[push.worker] += 1
+        slot.waiting[push.worker] = index + 1 - self.rules.staleness, push, late
 
     def _close_all(self) -> list[Action]:
         told = self._announce() if self.rules.whole else []
@@ -314,9 +256,9 @@ class Chunks:
             if commits is None:
                 if not step.measured:
                     step.measured = True
-                    self._enqueue(Work("measure", chunk, index, self._parts(index, step)))
+                    self._queue.put(Work("measure", chunk, index, self._parts(index, step)))
                 break
-            self._enqueue(self._decide(chunk, index, step, commits))
+            self._queue.put(self._decide(chunk, index, step, commits))
             slot.steps.pop(index, None)
             slot.closed += 1
             if self._chosen:
@@ -324,40 +266,44 @@ class Chunks:
         return self._answer(slot)
 
     def _answer(self, slot: Slot) -> list[Action]:
-        due = [worker for worker, (needed, _) in slot.waiting.items() if needed <= slot.version]
+        version, actions = slot.version, list[Action]()
+        due = [worker for worker, (needed, *_) in slot.waiting.items() if needed <= version]
         if not slot.is_copied:
             due = [worker for worker in due if worker == slot.keeper]
-        actions: list[Action] = []
         for worker in due:
-            _, held = slot.waiting.pop(worker)
-            answer = Answer(worker, held.chunk, slot.version, held.late, slot.absent, held.step)
-            actions.append(Send(f"worker{worker}", answer, held.chunk))
+            _, push, late = slot.waiting.pop(worker)
+            answer = Answer(worker, push.chunk, version, late, slot.absent, push.step)
+            actions.append(Send(f"worker{worker}", answer, push.chunk))
         return actions
 
     def _needed(self, index: int) -> frozenset[int] | None:
         """Whose gradients the step waits for; None while a quorum is not chosen."""
+        if self.rules.mode in ("sync", "bounded"):
+            return self.roster.expected(index)
         if self.rules.mode == "async":
             return frozenset()
-        if self.rules.mode == "sync" or self.rules.mode == "bounded":
-            return self.roster.expected(index)
         chosen = self._chosen.get(index)
         return None if chosen is None else chosen & self.roster.expected(index)
 
     def _complete(self, slot: Slot) -> Step | None:
         """The open step of a chunk, if all that it waits for is there."""
         index, step = slot.closed, slot.steps.get(slot.closed)
-        if index >= self._admission.limit or not self._may_close(index):
+        if index >= self._admission.limit:
+            return None
+        if self.rules.whole and not self._may_close(index):
             return None
         needed = self._needed(index)
+        if needed is None:
+            return None
         if step is None:
             # All who would have made it were lost: an empty step, so that others can go on.
             named = self.rules.mode != "async" and bool(self.roster.present)
-            return Step() if named and needed == frozenset() else None
-        return step if needed is not None and needed <= step.pushes.keys() else None
+            return Step() if named and not needed else None
+        return step if needed <= step.pushes.keys() else None
 
     def _may_close(self, index: int) -> bool:
         """Where steps close as a whole: every seat has all gradients of this one."""
-        return not self.rules.whole or index < self._losses.sealed
+        return index < self._losses.sealed
 
     def _needed_commits(self, index: int, step: Step) -> dict[int, Commit] | None:
         """The commits a step needs to be updated; None while one is missing."""
@@ -368,7 +314,7 @@ class Chunks:
         there = [w for w in holders if w in expected and not self.roster.is_lost(w)]
         commits = {worker: known.get(worker) for worker in there}
         found = {worker: commit for worker, commit in commits.items() if commit is not None}
-        if len(found) < len(commits) or not all(map(self._knows_settings, found.values())):
+        if len(found) < len(commits) or not all(map(self._settings.knows, found.values())):
             return None
         return found
 
@@ -382,9 +328,7 @@ class Chunks:
         first = step.pushes[known[0]] if known else None
         settings = None
         if first is not None:
-            held = commits.get(first.worker)
-            number = first.settings if held is None else held.settings
-            settings = self._settings[first.worker][number] if number else None
+            settings = self._settings.of(commits.get(first.worker, first))
             if self.rules.mode in ("sync", "bounded"):
                 self._check_alike(index, step, commits, settings)
         only_mean = step.mean or not self.rules.updates
@@ -402,63 +346,19 @@ class Chunks:
         commits: dict[int, Commit],
         settings: list[Settings] | None,
     ) -> None:
-        """All gradients of a step are updated with one rate, which all workers must have set; those
-        who joined later follow the others."""
-        wanted = settings or self._plan.groups
+        """Those who joined later follow the others."""
         for worker, push in step.pushes.items():
-            if self.roster.is_lost(worker):
-                continue
-            held = commits.get(worker)
-            number = push.settings if held is None else held.settings
-            other = self._settings[worker][number] if number else self._plan.groups
-            if push.generation == 0 and other is not wanted and other != wanted:
-                raise ExchangeError(
-                    f"worker{worker} has set its optimizer otherwise than the others in step "
-                    f"{index}: every worker must set the same. Decide by a number that is the same "
-                    "on all, such as paceline.mean(loss)."
-                )
+            if push.generation == 0 and not self.roster.is_lost(worker):
+                self._settings.check_alike(worker, commits.get(worker, push), settings, index)
 
     def _rate_factor(self, index: int, step: Step) -> float:
         """One over 1 + the updates that the weights of this step's gradients lacked, on average."""
-        behind = [max(0, index - p.version) for p in step.pushes.values() if not p.empty]
-        if not self.rules.staleness_aware or not behind:
+        if not self.rules.staleness_aware:
             return 1.0
-        return len(behind) / (len(behind) + sum(behind))
+        behind = [max(0, index - p.version) for p in step.pushes.values() if not p.empty]
+        return len(behind) / (len(behind) + sum(behind)) if behind else 1.0
 
-    # The queue.
-
-    def _enqueue(self, work: Work) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self._urgency[work.chunk], self._count, work))
-
-    def _reorder(self, first_use: Sequence[int]) -> None:
-        self._urgency = first_use
-        self._queue = [(first_use[work.chunk], count, work) for _, count, work in self._queue]
-        heapq.heapify(self._queue)
-
-    # Settings, pulls.
-
-    def _knows_settings(self, message: Push | Commit) -> bool:
-        number = message.settings
-        return number == 0 or number in self._settings.get(message.worker, {})
-
-    def _configure(self, message: Configure) -> None:
-        """Learn settings, and forget those that nothing open goes by.
-
-        What is under way names the settings before these at the earliest: a worker changes them
-        once a step, and begins a step when all that it pushed has come.
-        """
-        known = self._settings.setdefault(message.worker, {})
-        known[message.number] = message.groups
-        pushes = [
-            step.pushes[message.worker]
-            for slot in self._slots.values()
-            for step in slot.steps.values()
-            if message.worker in step.pushes
-        ]
-        oldest = min([message.number - 1, *(push.settings for push in pushes)])
-        for number in [number for number in known if number < oldest]:
-            del known[number]
+    # Pulls.
 
     def _answer_pulls(self) -> list[Action]:
         if not self._pulls:

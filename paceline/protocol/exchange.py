@@ -245,17 +245,17 @@ class ExchangeMachine:
         if self._made == 0 and self._plan.rules.mode == "quorum":
             self.step = min(self._versions)
         push = Push(
-            worker=self.worker,
-            chunk=chunk,
-            step=self.step,
-            version=self._versions[chunk],
-            empty=event.empty,
-            absent=event.absent,
-            hold=event.hold,
-            mean=event.mean,
-            settings=self._settings,
-            generation=self.generation,
-            weight=event.weight,
+            self.worker,
+            chunk,
+            self.step,
+            self._versions[chunk],
+            event.empty,
+            event.absent,
+            event.hold,
+            event.mean,
+            self._settings,
+            self.generation,
+            event.weight,
         )
         if push.hold:
             self._held_step = push.step
@@ -271,14 +271,14 @@ class ExchangeMachine:
         self._made += 1
         if self._made < len(self._owners):
             return []
-        self._queue = [(self._urgency[p.chunk], p.chunk, p) for _, _, p in self._queue]
-        heapq.heapify(self._queue)
-        declare = Declare(self.worker, self.step, self.generation)
-        self._made = 0
+        if self._queue:
+            self._queue = [(self._urgency[p.chunk], p.chunk, p) for _, _, p in self._queue]
+            heapq.heapify(self._queue)
+        made, self._made = self.step, 0
         self.step += 1
         if self._plan.rules.mode != "quorum":
             return []
-        return [self._to_seat(self._homes.arbiter, declare)]
+        return [self._to_seat(self._homes.arbiter, Declare(self.worker, made, self.generation))]
 
     def _send(self, push: Push) -> Send:
         payload = None if push.empty else push.chunk

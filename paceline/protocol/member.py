@@ -91,14 +91,17 @@ class Member:
         while self._busy is None and (work := seat.take()) is not None:
             self._busy = work
             self._world.do(work)
+            if not seat.has_work:
+                break
             now = self._world.now()
             if self._answers and now - self._gathered_since > GATHER_SECONDS:
                 self._flush()
             if now > until:
                 break
-        if not seat.has_work and self._busy is None:
+        is_done = not seat.has_work
+        if is_done and self._busy is None and self._answers:
             self._flush()
-        return not seat.has_work
+        return is_done
 
     def finished(self, work: Work, squared_norms: Sequence[float] = ()) -> None:
         """The world has done some work (`measure`: with the squared norm of each parameter)."""
@@ -144,20 +147,21 @@ class Member:
         worker = self.worker
         if worker is None:
             return
-        gathered: dict[str, list[Send]] = {}
-        for action in (action for event in events for action in worker.handle(event)):
-            if not isinstance(action, Send):
-                self._world.do(action)
-            elif action.to == self.name:
-                self._act_for_seat(action.message)
-            elif self._world.moves(action):
-                if action.to in gathered:
-                    self._world.post(action.to, gathered.pop(action.to))
-                self._world.post(action.to, [action])
-            else:
-                gathered.setdefault(action.to, []).append(action)
+        world, gathered = self._world, dict[str, list[Send]]()
+        for event in events:
+            for action in worker.handle(event):
+                if not isinstance(action, Send):
+                    world.do(action)
+                elif action.to == self.name:
+                    self._act_for_seat(action.message)
+                elif world.moves(action):
+                    if action.to in gathered:
+                        world.post(action.to, gathered.pop(action.to))
+                    world.post(action.to, [action])
+                else:
+                    gathered.setdefault(action.to, []).append(action)
         for to, sends in gathered.items():
-            self._world.post(to, sends)
+            world.post(to, sends)
 
     def _flush(self) -> None:
         answers, self._answers = self._answers, {}

@@ -27,7 +27,7 @@ from paceline.protocol.actions import (
     Lost,
     Send,
 )
-from paceline.protocol.closing import Chunks, Slot
+from paceline.protocol.closing import Chunks
 from paceline.protocol.messages import (
     Admitted,
     Assign,
@@ -58,6 +58,7 @@ from paceline.protocol.messages import (
     Vow,
     Welcomed,
 )
+from paceline.protocol.steps import Slot
 
 
 class SeatMachine(Chunks):
@@ -83,7 +84,7 @@ class SeatMachine(Chunks):
                 self._unassigned.discard(event.chunk)
                 return self._answer_pulls()
             case Reorder():
-                self._reorder(event.first_use)
+                self._queue.reorder(event.first_use)
                 return []
             case Join() | Admitted():
                 return self._join(event)
@@ -114,8 +115,8 @@ class SeatMachine(Chunks):
                     self._declared.setdefault(event.step, set()).add(event.worker)
                 return self._choose()
             case Configure():
-                self._configure(event)
-                pushes = [push for push in self._unsettled if self._knows_settings(push)]
+                self._settings.learn(event, self._slots.values())
+                pushes = [push for push in self._unsettled if self._settings.knows(push)]
                 self._unsettled = [push for push in self._unsettled if push not in pushes]
                 counted = [action for push in pushes for action in self._count_push(push)]
                 return [*counted, *self._close_all()]
@@ -307,7 +308,7 @@ class SeatMachine(Chunks):
                 continue
             slot.keeper = None
             if not slot.is_copied:
-                actions += [*self._copy(chunk, slot), *self._answer(slot)]
+                actions += self._copy(chunk, slot)
                 continue
             having = sorted(self.roster.expected(slot.version - 1) & self.roster.present)
             if having:

@@ -136,6 +136,9 @@ class Stream(Generic[T]):
         """The next head, when all of it is there; more than `at_most` bytes close the line. It is
         to be read before more is taken from the kernel."""
         there = self._end - self._begin
+        if there == 0:
+            self._begin = self._end = 0
+            return None
         if there < LENGTH.size:
             self._make_room(LENGTH.size)
             return None

@@ -7,7 +7,6 @@ each server. A post belongs to the thread that receives; only `wake` may be call
 There are two: `StreamPost` on plain sockets, and `ZeroMqPost`, which encrypts.
 """
 
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -109,7 +108,3 @@ class Post(ABC, Generic[T]):
 
     @abstractmethod
     def _receive(self, timeout_seconds: float) -> list[Parcel[T]]: ...
-
-    def _awake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_descriptor)

@@ -62,7 +62,8 @@ class StreamPost(Post[T]):
         self._lobby: Lobby[Stream[T]] = Lobby()
         self._calls: dict[str, _Call] = {}
         self._poll = select.epoll()
-        self._poll.register(self._wake_descriptor, select.EPOLLIN)
+        # Told of once for each time that it is written to: there is no need to read it.
+        self._poll.register(self._wake_descriptor, select.EPOLLIN | select.EPOLLET)
 
     def bind(self, address: str = "") -> str:
         if address:
@@ -188,15 +189,13 @@ class StreamPost(Post[T]):
         if unsettled:
             timeout_seconds = self._lobby.timeout(min(timeout_seconds, _AGAIN_SECONDS))
         for descriptor, events in self._poll.poll(max(0.0, timeout_seconds)):
-            if descriptor == self._wake_descriptor:
-                self._awake()
-            elif descriptor in self._streams:
-                stream = self._streams[descriptor]
+            stream = self._streams.get(descriptor)
+            if stream is not None:
                 if events & select.EPOLLOUT:
                     self._go_on(stream)
                 if events & ~select.EPOLLOUT and not stream.closed:
                     self._read(stream, parcels)
-            elif self._listener is not None:
+            elif descriptor != self._wake_descriptor and self._listener is not None:
                 self._admit(self._listener)
         if unsettled:  # after all that came in time was read
             self._settle_calls()

@@ -158,7 +158,8 @@ class ZeroMqPost(Post[T]):
             timeout_seconds = min(timeout_seconds, _LOOK_SECONDS)
         ready = dict(self._poller.poll(max(0, round(timeout_seconds * 1000))))
         if self._wake_descriptor in ready:
-            self._awake()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_descriptor)
         if self._router is not None and (self._router[0] in ready or self._router[1] in ready):
             parcels += self._from_router(*self._router)
         for peer, line in self._servers.items():

@@ -208,8 +208,8 @@ class ClosesEarly(SeatMachine):
 
 
 class AnswersAtOnce(SeatMachine):
-    def _wait(self, slot, index, answer, late):
-        super()._wait(slot, -1, answer, late)
+    def _wait(self, slot, index, push, late):
+        super()._wait(slot, -1, push, late)
 
 
 class TakesTheLastSettings(SeatMachine):
@@ -217,7 +217,7 @@ class TakesTheLastSettings(SeatMachine):
 
     def _decide(self, chunk, index, step, commits):
         work = super()._decide(chunk, index, step, commits)
-        known = self._settings.get(work.parts[0][0]) if work.parts else None
+        known = self._settings._told.get(work.parts[0][0]) if work.parts else None
         return msgspec.structs.replace(work, settings=known[max(known)]) if known else work
 
 

@@ -175,8 +175,8 @@ class ForgetsTheNewcomer(SeatMachine):
 
 
 class AnswersOneStepEarly(SeatMachine):
-    def _wait(self, slot, index, answer, late):
-        super()._wait(slot, index - 1, answer, late)
+    def _wait(self, slot, index, push, late):
+        super()._wait(slot, index - 1, push, late)
 
 
 class IgnoresTheNews(ExchangeMachine):
@@ -229,7 +229,8 @@ def test_a_broken_machine_is_caught(machines):
 def test_a_broken_admission_is_caught(monkeypatch, broken):
     """Without the arbiter's patience some chunk closes the newcomer's first step without it."""
     if broken == "closes too soon":
-        monkeypatch.setattr(admission.Admission, "limit", property(lambda self: 10**9))
+        never = property(lambda self: 10**9, lambda self, limit: None)
+        monkeypatch.setattr(admission.Admission, "limit", never, raising=False)
     else:
         monkeypatch.setattr(admission, "LEEWAY_STEPS", -1)
     assert is_caught((ExchangeMachine, SeatMachine), range(2000))

@@ -83,8 +83,8 @@ class AppliesAgain(SeatMachine):
 class AnswersEarly(SeatMachine):
     """Invariant: the bound of staleness."""
 
-    def _wait(self, slot, index, answer, late):
-        super()._wait(slot, index - 1, answer, late)
+    def _wait(self, slot, index, push, late):
+        super()._wait(slot, index - 1, push, late)
 
 
 class WaitsForTheLost(SeatMachine):
