@@ -2,18 +2,22 @@
 becomes of the trained model.
 
     python benchmarks/recovery.py --json
-    python benchmarks/recovery.py --only tunnel --cells ring-worker-restart
+    python benchmarks/recovery.py --only tunnel --cells ring-worker-restart ring-worker-pause
     python benchmarks/recovery.py --only peers --peer-python torchft=PYTHON horovod=PYTHON
 
-`tunnel`: three workers with emulated devices at 1 Gbit; a worker or a server is killed. `here`:
+`tunnel`: three workers with emulated devices at 1 Gbit; a worker or a server is killed, or stopped
+(`pause`), or its cable is out (`cut`), for a while: how long until that is told. `here`:
 real processes and a real model on this machine; the loss beside that of the undisturbed run.
 `peers`: the same kill under torchrun, torchft and Horovod elastic, by `recovery_peers.py`.
 """
 
 import argparse
 import json
+import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +31,7 @@ from paceline import engines, spec
 from paceline.bench import drill
 from paceline.errors import PacelineError, SpecError
 from paceline.launch.losses import check_on_loss
-from paceline.record import RunFolder
+from paceline.record import Event, RunFolder
 from paceline.record.lives import RESTART
 
 ARCHITECTURES = {
@@ -39,6 +43,9 @@ ARCHITECTURES = {
     "async": ("server:mode=async", 1),
     "quorum": ("server:mode=quorum,quorum=2", 1),
 }
+TOLD = ("server", "ring")
+"""Where hangs are measured unless cells are named: what tells of them is the same for all."""
+
 STEPS, AT_STEP, CHECKPOINT_EVERY = 60, 33, 10
 WORKERS = 3
 LAST_STEPS = 10
@@ -47,6 +54,12 @@ LAST_STEPS = 10
 DETECTION_SECONDS = 2.0
 WORKER_STEPS, SERVER_STEPS = 3.0, 5.0
 """What a killed worker and a killed server may cost, in step times, beside being noticed."""
+
+HANG_STEPS = 5.0
+"""Within so many step times it is told that somebody is stopped or cut off."""
+
+HANG_SECONDS, HANG_STEP, HANG_LAST = 10.0, 12, 35
+HANGS = ("pause", "cut")
 
 Row = dict[str, Any]
 
@@ -81,14 +94,14 @@ def cells() -> dict[str, tuple[str, str, str]]:
     found = {}
     for name, (_, servers) in ARCHITECTURES.items():
         for victim in ("worker", *(("server",) if servers else ())):
-            for choice in ("restart", "continue"):
+            for choice in ("restart", "continue", *HANGS):
                 found[f"{name}-{victim}-{choice}"] = (name, victim, choice)
     return found
 
 
 def chosen(given: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
     for name, cell in cells().items():
-        if not given.cells or name in given.cells:
+        if name in given.cells if given.cells else cell[2] not in HANGS or cell[0] in TOLD:
             yield name, *cell
 
 
@@ -102,6 +115,8 @@ def in_tunnel(given: argparse.Namespace, folder: Path) -> Iterator[Row]:
 def here(given: argparse.Namespace, folder: Path) -> Iterator[Row]:
     undisturbed: dict[str, RunFolder] = {}
     for name, architecture, victim, choice in chosen(given):
+        if choice in HANGS:
+            continue  # steps are milliseconds here, and a job is watched once a second
         asked = experiment(architecture, victim, choice)
         asked = spec.replace(
             asked, model="mnist-dnn", data="mnist" if given.data_dir else "synthetic"
@@ -128,12 +143,16 @@ def experiment(architecture: str, victim: str, choice: str) -> spec.Experiment:
             model="mnist-dnn",
             data="synthetic",
             global_batch=32 * WORKERS,
-            steps=STEPS,
+            steps=HANG_LAST if choice in HANGS else STEPS,
             checkpoint_every=CHECKPOINT_EVERY,
         ),
     )
     member = f"{victim}{WORKERS - 1 if victim == 'worker' else 0}"
-    return drill.with_faults(asked, [spec.Fault(member=member, at_step=AT_STEP, kind="kill")])
+    if choice not in HANGS:
+        fault = spec.Fault(member=member, at_step=AT_STEP, kind="kill")
+    else:
+        fault = spec.Fault(member=member, at_step=HANG_STEP, kind=choice, seconds=HANG_SECONDS)
+    return drill.with_faults(asked, [fault])
 
 
 def _measured(
@@ -143,7 +162,7 @@ def _measured(
     row: Row = {"name": name, "engine": asked.engine}
     try:
         check_on_loss(asked)
-        run = engines.run(asked, path)
+        run = _stopped(asked, path) if name.endswith("worker-pause") else engines.run(asked, path)
     except SpecError as error:
         yield {**row, "cannot": str(error).splitlines()[0]}
         return
@@ -158,10 +177,37 @@ def _measured(
     yield row
 
 
+def _stopped(asked: spec.Experiment, path: Path) -> RunFolder:
+    """Its worker stopped by a signal: the fault of that name makes an emulated device stumble,
+    where there is one, and its process would still answer."""
+    (fault,), asked = asked.faults, spec.replace(asked, faults=())
+    undo: list[threading.Timer] = []
+
+    def stop(steps: int) -> None:
+        if steps < fault.at_step or undo:
+            return
+        folder = RunFolder(path)
+        (pid,) = [one.pid for one in folder.members() if one.name == fault.member]
+        assert pid is not None, "it runs on this machine"
+        now = time.monotonic() / asked.cluster.dilation
+        event = Event(time_seconds=now, member=fault.member, kind="fault", text=fault.words)
+        folder.add_event(event)
+        os.kill(pid, signal.SIGSTOP)
+        undo.append(threading.Timer(fault.seconds, os.kill, (pid, signal.SIGCONT)))
+        undo[0].start()
+
+    try:
+        return engines.run(asked, path, progress=stop)
+    finally:
+        for timer in undo:
+            timer.cancel()
+
+
 def _times(run: RunFolder) -> Row:
     """Of a run with one fault: how long until noticed and until as fast as before."""
     (fault,) = [event for event in run.events() if event.kind == "fault"]
-    noticed = [e.time_seconds for e in run.events() if e.kind in (RESTART, "lost")]
+    noticed = [e.time_seconds for e in run.events() if e.kind in (RESTART, "lost", "stall")]
+    said = [event.text for event in run.events() if event.kind == "stall"]
     before = [
         step.seconds for step in run.steps("worker0")[2:] if step.end_seconds < fault.time_seconds
     ]
@@ -180,6 +226,8 @@ def _times(run: RunFolder) -> Row:
         "undone_samples": cost.undone_samples,
         "samples_not_seen": _not_seen(run),
     }
+    if said:
+        row |= {"told": said[0], "names_it": fault.member in said[0].partition(":")[2]}
     if back is not None and detection is not None:
         row["back_steps"] = (back - row["detection_seconds"]) / row["step_seconds"]
     return row
@@ -218,9 +266,13 @@ PARTS = {"tunnel": in_tunnel, "here": here, "peers": peers}
 
 def checks(row: Row) -> Iterator[Row]:
     """What a death may cost; starting all again takes what starting takes, and is only shown."""
-    if row.get("detection_seconds") is None or row["engine"] == "peer":
+    if row["engine"] == "peer" or "cannot" in row or "failed" in row:
         return
     value = row["detection_seconds"]
+    if row["name"].endswith(HANGS):
+        told = None if value is None else value / row["step_seconds"]
+        yield _check(f"{row['name']}: told after, step times", told, HANG_STEPS)
+        return
     name = f"{row['name']} ({row['engine']}): noticed after, s"
     yield _check(name, value, DETECTION_SECONDS)
     if row["name"].endswith("continue") and row["engine"] == "tunnel":

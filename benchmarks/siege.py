@@ -70,6 +70,8 @@ JOBS = {
     "colocated": Kind(spec.Server(placement="colocated"), 0, ("store", "worker0", "worker1")),
     "curve": Kind(spec.Server(), 1, ("server0", "store"), apart=True),
     "ring": Kind(spec.Ring(), 0, ("gloo0", "gloo1", "page", "store"), page=True),
+    "average": Kind(spec.Average(every=4), 0, ("gloo0", "gloo1", "store")),
+    "hybrid": Kind(spec.Hybrid(), 0, ("gloo0", "gloo1", "store"), apart=True),
 }
 
 
@@ -79,8 +81,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000, help="to each port")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=list(JOBS), choices=JOBS)
+    parser.add_argument("--ports", nargs="+", help="these only, to part a long siege")
     given = parser.parse_args()
-    rows = [row for name in given.only for row in _besieged(name, given.messages, given.seed)]
+    rows = [row for name in given.only for row in _besieged(name, given)]
     result = {"rows": rows, "checks": [check for row in rows for check in checks(row)]}
     if given.json:
         print(json.dumps(result))
@@ -91,19 +94,21 @@ def main() -> None:
         print(f"{'holds' if check['holds'] else 'FAILS'}  {check['name']}: {check['value']}")
 
 
-def _besieged(name: str, messages: int, seed: int) -> Iterator[dict[str, Any]]:
+def _besieged(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{name}: {messages} messages to each port", file=sys.stderr, flush=True)
-        yield besiege(name, Path(folder), messages, seed)
+        print(f"{name}: {given.messages} messages to each port", file=sys.stderr, flush=True)
+        yield besiege(name, Path(folder), given.messages, given.seed, given.ports)
 
 
-def besiege(name: str, folder: Path, messages: int, seed: int = 0) -> dict[str, Any]:
+def besiege(
+    name: str, folder: Path, messages: int, seed: int = 0, only: Sequence[str] | None = None
+) -> dict[str, Any]:
     """One kind of job among strangers, and then alone; what was seen of it."""
     began = time.monotonic()
     job = Job(JOBS[name], folder / "besieged")
     try:
         with job.page() as page:
-            ports = job.ports(page)
+            ports = [port for port in job.ports(page) if only is None or port.name in only]
             at_rest = job.use(page)
             got_in = [told for attempt in INTRUSIONS for told in attempt(ports, job.pids())]
             pace = job.pace()
@@ -122,7 +127,7 @@ def besiege(name: str, folder: Path, messages: int, seed: int = 0) -> dict[str, 
         "name": name,
         "messages": dict(sorted((sent + more).items())),
         "calls_that_came_to_nothing": dict(sorted((failed + came_to_nothing).items())),
-        "ports_missing": sorted(set(JOBS[name].ports) - {port.name for port in ports}),
+        "ports_missing": sorted(set(only or JOBS[name].ports) - {port.name for port in ports}),
         "messages_per_second": sum(more.values()) / besieging,
         "steps": results[0]["steps"],
         "longest_step_seconds": max(result["longest_seconds"] for result in results),

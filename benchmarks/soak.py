@@ -2,11 +2,17 @@
 
     python benchmarks/soak.py --faults 50 --json
     python benchmarks/soak.py --faults 50 --on tunnel --only ring     # cables are pulled out too
+    python benchmarks/soak.py --faults 20 --on-loss continue          # nobody is started again
 
 For each architecture a run undisturbed and one with seeded kills and pauses of workers and servers,
 each kill followed by a restart from the newest checkpoint; in the tunnel their cables are pulled
 out for a while as well. Checked: every fault happened, every step was done, every loss is that of
 the undisturbed run, and no process is left.
+
+With `--on-loss continue` job after job loses one, two or three members for good, whichever, at any
+step. Checked: each was killed; a job ends with every step done once by all who are left, or stops
+with a sentence that names one who was killed; for `ring` the losses are still those of the
+undisturbed run.
 """
 
 import argparse
@@ -23,6 +29,8 @@ import psutil
 
 from paceline import engines, spec
 from paceline.bench import drill
+from paceline.errors import FaultError, PacelineError
+from paceline.record import RunFolder
 
 ARCHITECTURES = {
     "server": ("server", 2, 1),
@@ -31,6 +39,16 @@ ARCHITECTURES = {
 }
 STEPS_BETWEEN = 12
 
+GOING_ON = {
+    "servers": ("server:transport=tcp", 4, 2),
+    "ring": ("ring", 4, 0),
+    "average": ("average:every=4", 4, 0),
+}
+"""Architectures, workers and servers of the jobs that go on without who is lost."""
+
+GOING_ON_STEPS, LAST_KILL = 300, 150
+"""A fault may come some steps late, and must come."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -38,14 +56,17 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=50, help="of each architecture")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--on", choices=("here", "tunnel"), default="here")
-    parser.add_argument("--only", nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
+    parser.add_argument("--on-loss", choices=("stop", "continue"), default="stop")
+    parser.add_argument("--only", nargs="+", choices=sorted({*ARCHITECTURES, *GOING_ON}))
     given = parser.parse_args()
+    goes_on = given.on_loss == "continue"
     rows = []
-    for name in given.only:
-        rows.append(soak(name, given.faults, given.seed, given.on))
+    for name in given.only or (GOING_ON if goes_on else ARCHITECTURES):
+        hurt = outlive if goes_on else soak
+        rows.append(hurt(name, given.faults, given.seed, given.on))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    result = {"rows": rows, "checks": [check(row) for row in rows]}
-    if given.json:
+    result = {"rows": rows, "checks": [(outlived if goes_on else check)(row) for row in rows]}
+    if given.json or goes_on:
         print(json.dumps(result))
         return
     for row, held in zip(rows, result["checks"], strict=True):
@@ -115,6 +136,82 @@ def check(row: dict[str, object]) -> dict[str, object]:
     same = row["loss_difference"] == 0.0
     name = f"{row['name']}, {row['engine']}: every fault and step happened, same loss, nothing left"
     return {"name": name, "value": row["loss_difference"], "target": 0.0, "holds": whole and same}
+
+
+def outlive(name: str, faults: int, seed: int, engine: str) -> dict[str, object]:
+    """One architecture, job after job, until so many members were lost."""
+    began, rng, trials = time.monotonic(), random.Random(f"{seed} {name}"), []
+    text, workers, servers = GOING_ON[name]
+    calm = spec.replace(
+        experiment("ring", 1),
+        architecture=spec.parse_architecture(text),
+        cluster=spec.Cluster(workers=workers, servers=servers, on_loss="continue"),
+        steps=GOING_ON_STEPS,
+        engine=engine,
+        **({"link": "1gbit"} if engine == "tunnel" else {}),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        plain = engines.run(calm, Path(folder) / "plain")
+        while faults:
+            number = min(faults, rng.choice((1, 1, 1, 2, 3)))
+            kills = _kills(workers, servers, number, rng)
+            path = Path(folder) / f"{len(trials)}"
+            trials.append(_trial(drill.with_faults(calm, kills), path, plain))
+            print(json.dumps(trials[-1]), file=sys.stderr, flush=True)
+            faults -= number
+    left = len(psutil.Process().children(recursive=True))
+    seconds = time.monotonic() - began
+    return {"name": name, "trials": trials, "processes_left": left, "seconds": seconds}
+
+
+def _kills(workers: int, servers: int, number: int, rng: random.Random) -> list[spec.Fault]:
+    """Of different members; one worker and, where there are any, one server is left."""
+    members = [f"worker{n}" for n in range(workers)] + [f"server{n}" for n in range(servers)]
+    while True:
+        chosen = rng.sample(members, number)
+        if sum(name.startswith("server") for name in chosen) < max(servers, 1):
+            break
+    steps = sorted(rng.randrange(1, LAST_KILL) for _ in chosen)
+    return [
+        spec.Fault(member=member, at_step=step, kind="kill")
+        for member, step in zip(chosen, steps, strict=True)
+    ]
+
+
+def _trial(asked: spec.Experiment, path: Path, plain: RunFolder) -> dict[str, object]:
+    killed = [fault.member for fault in asked.faults]
+    row: dict[str, object] = {"kills": [f"{one.member}@{one.at_step}" for one in asked.faults]}
+    try:
+        run = engines.run(asked, path)
+    except FaultError as error:
+        return {**row, "holds": False, "ended": f"not all were killed: {error}"}
+    except PacelineError as error:
+        said = str(error).splitlines()[0]
+        named = any(name in said for name in killed) and "Traceback" not in said
+        return {**row, "holds": named, "ended": f"stopped: {said}"}
+    left = [f"worker{n}" for n in range(asked.cluster.workers) if f"worker{n}" not in killed]
+    whole = all(
+        [step.step for step in run.steps(name)] == list(range(asked.workload.steps))
+        for name in left
+    )
+    differs = drill.score(plain, run).loss_difference
+    same = differs is not None and differs <= drill.SAME_LOSS
+    promised = isinstance(asked.architecture, spec.Ring)
+    return {
+        **row,
+        "holds": whole and (same or not promised),
+        "ended": "every step done" if whole else "steps are missing",
+        "loss_difference": differs,
+    }
+
+
+def outlived(row: dict[str, object]) -> dict[str, object]:
+    trials = row["trials"]
+    assert isinstance(trials, list)
+    good = sum(trial["holds"] for trial in trials)
+    name = f"{row['name']}: jobs that ended whole, or with a sentence that is true"
+    holds = good == len(trials) and not row["processes_left"]
+    return {"name": name, "value": good, "target": len(trials), "holds": holds}
 
 
 def _progress(name: str, experiment: spec.Experiment) -> Callable[[int], None]:

@@ -191,7 +191,8 @@ def noise(line: socket.socket, port: Port, chance: random.Random) -> Iterator[by
 def replayed(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
     """What a member said, on this connection, which asked something else."""
     for words in port.recorded:
-        _hear(line)
+        if port.speaks != "http":  # a page does not speak first
+            _hear(line)
         yield words
 
 

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from paceline.architectures.base import Context
 from paceline.architectures.crew import MemberLost
+from paceline.architectures.proving import proven
 from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
 from paceline.wire.doors import shut_listeners
 
@@ -60,9 +61,9 @@ class Group:
         store: Store = HashStore() if context.store is None else context.store
         store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
-        self._group = _watched(lambda: make(context, store, self.rank, len(self.members)), context)
-        self._lent: dict[int, Any] = _kept({})
-        self._works: deque[Any] = _kept(deque(maxlen=KEPT_WORKS))
+        self._group = _watched(lambda: make(context, store, self.members), context)
+        self._lent: dict[int, Any] = kept({})
+        self._works: deque[Any] = kept(deque(maxlen=KEPT_WORKS))
         """What gloo's threads may still hold."""
 
     def all_reduce(self, flat: Tensor) -> "Operation":
@@ -145,7 +146,7 @@ def _ends_within(work: Any, seconds: timedelta) -> bool:
     return True
 
 
-def _kept(thing: Any) -> Any:
+def kept(thing: Any) -> Any:
     """Freeing a gloo group joins its threads with the interpreter lock held, and such a thread may
     be waiting for that very lock to drop its last finished work: seen as a hang in one of ten jobs.
     An extra reference keeps it until the process ends."""
@@ -157,12 +158,12 @@ def _watched(make: Callable[[], Any], context: Context) -> Any:
     """Make a group; where one may be lost meanwhile, in a thread that is left behind then."""
     crew = context.crew
     if crew is None:
-        return _kept(make())
+        return kept(make())
     made: Future[Any] = Future()
 
     def run() -> None:
         try:
-            made.set_result(_kept(make()))
+            made.set_result(kept(make()))
         except Exception as error:
             made.set_exception(error)
 
@@ -223,7 +224,13 @@ def missing_at(context: Context, operation: str, members: Iterable[int]) -> Dead
     return DeadlineError(operation, context.deadline_seconds, missing)
 
 
-def _gloo(context: Context, store: Store, rank: int, size: int) -> Any:
+def _gloo(context: Context, store: Store, members: Sequence[int]) -> Any:
+    if len(members) == 1:
+        return _one_gloo(context, store, members)
+    return proven(context, store, members, lambda own: _one_gloo(context, own, members), kept)
+
+
+def _one_gloo(context: Context, store: Store, members: Sequence[int]) -> Any:
     # gloo would otherwise choose an interface by resolving the host name, which on many machines
     # answers with an address nobody can reach.
     kind: Any = dist.ProcessGroupGloo
@@ -233,13 +240,14 @@ def _gloo(context: Context, store: Store, rank: int, size: int) -> Any:
     device = kind.create_device(interface=interface) if interface else kind.create_default_device()
     options._devices, options._threads = [device], 2
     options._timeout = timedelta(seconds=context.deadline_seconds)
-    group = kind(store, rank, size, options)
+    rank = members.index(context.identity.rank)
+    group = kind(store, rank, len(members), options)
     with contextlib.suppress(OSError):  # all have met: from here on only strangers would call
         shut_listeners(store.get(f"0/{rank}"))
     return group
 
 
-def _nccl(context: Context, store: Store, rank: int, size: int) -> Any:
+def _nccl(context: Context, store: Store, members: Sequence[int]) -> Any:
     if not dist.is_nccl_available():
         raise MissingError(
             "this torch has no NCCL.", "write backend=gloo, or install a CUDA build."
@@ -247,7 +255,8 @@ def _nccl(context: Context, store: Store, rank: int, size: int) -> Any:
     kind: Any = dist.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=context.deadline_seconds)
-    return kind(_nccls_own_store(context, store, rank), rank, size, options)
+    rank = members.index(context.identity.rank)
+    return kind(_nccls_own_store(context, store, rank), rank, len(members), options)
 
 
 def _nccls_own_store(context: Context, store: Store, rank: int) -> Store:

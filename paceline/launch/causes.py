@@ -13,12 +13,15 @@ def likely_cause(
     steps: Mapping[str, int],
     stacks: Mapping[str, Stack],
     ends: Mapping[str, Sequence[Unheard]],
+    owners: Mapping[str, str] | None = None,
 ) -> str | None:
     """In words; None where nothing points to one.
 
-    `steps` of all workers; `stacks` and `ends` (what does not answer) of the members that live.
+    `steps` of all workers; `stacks` and `ends` (what does not answer) of the members that live;
+    `owners` of addresses.
     """
-    silent = [end.words(name) for name, found in ends.items() for end in found]
+    known_as = (owners or {}).get
+    silent = [end.words(name, known_as(end.address)) for name in ends for end in ends[name]]
     if silent:
         return f"the network: {silent[0]} ({_NETWORK})"
     least, most = min(steps.values()), max(steps.values())

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,24 +20,38 @@ class Unheard(NamedTuple):
     is_call: bool
     """Nobody has answered there yet."""
 
-    def words(self, member: str) -> str:
+    def words(self, member: str, other: str | None = None) -> str:
+        """`member` has this end; `other` the one that does not answer, where that is known."""
+        there = f"{other} at {self.address}" if other else self.address
         if self.is_call:
             return f"nobody at {self.address} answers {member}"
-        return f"{self.address} does not acknowledge {self.num_bytes} bytes of {member}'s"
+        return f"{there} does not acknowledge {self.num_bytes} bytes of {member}'s"
 
 
 def unheard(process: psutil.Process) -> list[Unheard]:
     """Connections of the process on which the kernel sends again, in vain so far."""
-    own, found = _inodes(process.pid), []
+    found = []
+    for family, fields in _sockets(process):
+        state, unsent, again = fields[3], int(fields[4].split(":")[0], 16), fields[6]
+        if state in (_ESTABLISHED, _CALLING) and int(again, 16) > 0:
+            found.append(Unheard(_address(family, fields[2]), unsent, state == _CALLING))
+    return [end for end in found if end.is_call or end.num_bytes]
+
+
+def own_addresses(process: psutil.Process) -> set[str]:
+    """Where the process's own ends are, connected or listening."""
+    return {_address(family, fields[1]) for family, fields in _sockets(process)}
+
+
+def _sockets(process: psutil.Process) -> Iterator[tuple[socket.AddressFamily, list[str]]]:
+    """The kernel's line for each TCP socket of the process, in fields."""
+    own = _inodes(process.pid)
     for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{process.pid}/net/{name}").read_text().splitlines()[1:]:
                 fields = line.split()
-                state, unsent, again = fields[3], int(fields[4].split(":")[0], 16), fields[6]
-                if fields[9] in own and state in (_ESTABLISHED, _CALLING) and int(again, 16) > 0:
-                    address = _address(family, fields[2])
-                    found.append(Unheard(address, unsent, state == _CALLING))
-    return [end for end in found if end.is_call or end.num_bytes]
+                if fields[9] in own:
+                    yield family, fields
 
 
 def _inodes(pid: int) -> set[str]:

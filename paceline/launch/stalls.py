@@ -6,13 +6,13 @@ script. What is called still follows the times that steps took before; nobody is
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import psutil
 
 from paceline.launch import stacks
 from paceline.launch.causes import likely_cause
-from paceline.launch.connections import unheard
+from paceline.launch.connections import own_addresses, unheard
 from paceline.record import Event, RunFolder
 from paceline.record.following import StepCounter
 
@@ -22,6 +22,12 @@ LEAST_SECONDS = 5.0
 USUAL_STEPS = 5.0
 """Still: so many times as long as steps took before."""
 
+SURE_SECONDS, SURE_STEPS = 1.5, 2.5
+"""The same where it need not be guessed: somebody is stopped, or bytes are sent again in vain."""
+
+LOOK_SECONDS, SAMPLE_SECONDS = 0.4, 1.0
+"""Between two looks, and between two at how much of a core each member uses."""
+
 BUSY_FRACTION = 0.2
 """Of a core: who uses more computes something."""
 
@@ -29,22 +35,24 @@ Say = Callable[[str], None]
 
 
 class _Worker:
-    """How far one worker is, and how long its steps take as seen from here."""
+    """How far one worker is, since when, and how long its steps take by its own record."""
 
-    def __init__(self, folder: RunFolder, name: str) -> None:
+    def __init__(self, folder: RunFolder, name: str, dilation: float) -> None:
         self.steps, self.since, self.usual = 0, time.monotonic(), 0.0
+        self._end, self._dilation = 0.0, dilation
         self.follow = StepCounter(folder, self._count, name)
 
     def _count(self, steps: int) -> None:
-        now = time.monotonic()
+        assert self.follow.last is not None, "it was counted"
+        end = self.follow.last.end_seconds * self._dilation
         if 0 < self.steps < steps:
-            self.usual = max(0.7 * self.usual, (now - self.since) / (steps - self.steps))
-        self.steps, self.since = steps, now
+            self.usual = max(0.7 * self.usual, (end - self._end) / (steps - self.steps))
+        self.steps, self.since, self._end = steps, time.monotonic(), end
 
-    def still_seconds(self) -> float:
+    def still_seconds(self, least_seconds: float, usual_steps: float) -> float:
         """How long it has stood still; 0 while that is nothing unusual, or before its first."""
         still = time.monotonic() - self.since
-        return still if self.steps and still > max(LEAST_SECONDS, USUAL_STEPS * self.usual) else 0.0
+        return still if self.steps and still > max(least_seconds, usual_steps * self.usual) else 0.0
 
 
 class Stalls:
@@ -55,30 +63,51 @@ class Stalls:
         self._processes: dict[str, psutil.Process] = {}
         self._workers: dict[str, _Worker] = {}
         self._told: str | None = None
-        self._looked_at = 0.0
+        self._looked_at = self._sampled_at = 0.0
+        self._busy: dict[str, float] = {}
         self._used: dict[str, tuple[float, float]] = {}
 
     def started(self, name: str, pid: int) -> None:
         self._processes[name] = psutil.Process(pid)
         if name.startswith("worker"):
-            self._workers[name] = _Worker(self._folder, name)
+            self._workers[name] = _Worker(self._folder, name, self._dilation)
 
     def __call__(self) -> None:
         now = time.monotonic()
-        if now - self._looked_at < 1.0:
+        if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        busy = self._busy_fractions(now)
+        if now - self._sampled_at >= SAMPLE_SECONDS:
+            self._sampled_at, self._busy = now, self._busy_fractions(now)
+        busy = self._busy
         for worker in self._workers.values():
             worker.follow()
-        still = {n: s for n, w in self._workers.items() if (s := w.still_seconds()) and n in busy}
+        still = self._still(SURE_SECONDS, SURE_STEPS, busy)
         if not still:
             self._told = None
             return
-        text = self._cause(still, busy)
-        if text is not None and self._told is None:
+        if self._told is not None:
+            return
+        if not self._is_sure(busy):
+            still = self._still(LEAST_SECONDS, USUAL_STEPS, busy)
+        text = self._cause(still, busy) if still else None
+        if text is not None:
             self._told = text
             self._tell(text, max(still.values()), {name: self._processes[name] for name in busy})
+
+    def _still(
+        self, least_seconds: float, usual_steps: float, alive: Container[str]
+    ) -> dict[str, float]:
+        """Living workers that stand still, and for how long."""
+        found = {n: w.still_seconds(least_seconds, usual_steps) for n, w in self._workers.items()}
+        return {name: seconds for name, seconds in found.items() if seconds and name in alive}
+
+    def _is_sure(self, alive: Iterable[str]) -> bool:
+        """Whether something is seen that nobody goes on with."""
+        return any(
+            self._state(name) == psutil.STATUS_STOPPED or unheard(self._processes[name])
+            for name in alive
+        )
 
     def _busy_fractions(self, now: float) -> dict[str, float]:
         """Share of a core that each living member used since the last look."""
@@ -133,9 +162,11 @@ class Stalls:
         steps = {name: worker.steps for name, worker in self._workers.items()}
         usual = max(worker.usual for worker in self._workers.values())
         text = f"no step for {seconds:.0f} s, where one takes {usual:.2g} s: {text}"
-        found = stacks.ask(self._folder.path, alive)
+        answering = {n: p for n, p in alive.items() if self._state(n) != psutil.STATUS_STOPPED}
+        found = stacks.ask(self._folder.path, answering)
         ends = {name: unheard(process) for name, process in alive.items()}
-        cause = likely_cause(steps, found, ends)
+        owners = {where: name for name in alive for where in own_addresses(alive[name])}
+        cause = likely_cause(steps, found, ends, owners)
         text += f"; likely: {cause}" if cause else ""
         now, most = time.monotonic() / self._dilation, max(steps.values())
         event = Event(time_seconds=now, member="launcher", kind="stall", text=text, step=most)

@@ -86,6 +86,8 @@ class StepCounter:
     def __init__(self, folder: RunFolder, progress: Progress, member: str = "worker0") -> None:
         self._path = folder.path / "members" / f"{member}.steps.jsonl"
         self._progress, self._offset, self._partial = progress, 0, b""
+        self.last: Step | None = None
+        """The newest that was written."""
 
     def __call__(self) -> None:
         if not self._path.exists() or os.path.getsize(self._path) == self._offset:
@@ -96,7 +98,8 @@ class StepCounter:
         self._offset += len(new)
         *lines, self._partial = (self._partial + new).split(b"\n")
         if lines:
-            self._progress(msgspec.json.decode(lines[-1], type=Step).step + 1)
+            self.last = msgspec.json.decode(lines[-1], type=Step)
+            self._progress(self.last.step + 1)
 
 
 def _with_last_words(error: MemberError) -> str:

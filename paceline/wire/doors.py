@@ -5,10 +5,12 @@ calls later would be taken in, and stay, because it asks nobody who they are. Th
 and must not be closed under it, but the kernel can be told to throw away what comes for it.
 """
 
+import contextlib
 import ctypes
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 import psutil
 
@@ -20,15 +22,35 @@ _RETURN = struct.pack("HBBI", 0x06, 0, 0, 0)
 def shut_listeners(met_at: bytes) -> int:
     """No more calls for this process's listeners whose address is part of `met_at`, the note with
     which gloo told the others where to call; returns how many there were."""
-    shut = 0
-    for connection in psutil.Process().net_connections("inet"):
-        if connection.status != psutil.CONN_LISTEN or connection.fd < 0:
-            continue
-        if _packed(connection.laddr.ip, connection.laddr.port) in met_at:
-            with socket.socket(fileno=os.dup(connection.fd)) as listener:
-                _attach(listener)
-            shut += 1
-    return shut
+    met = [one for one in _listeners() if _packed(*one[1]) in met_at]
+    for descriptor, _ in met:
+        _shut(descriptor)
+    return len(met)
+
+
+@contextlib.contextmanager
+def shut_behind() -> Iterator[None]:
+    """No more calls, from here on, for what this process began to listen at inside: nobody else
+    of it does meanwhile."""
+    before = _listeners()
+    yield
+    with contextlib.suppress(OSError):
+        for descriptor, _ in _listeners() - before:
+            _shut(descriptor)
+
+
+def _listeners() -> set[tuple[int, tuple[str, int]]]:
+    """Descriptor and address of each."""
+    return {
+        (connection.fd, (connection.laddr.ip, connection.laddr.port))
+        for connection in psutil.Process().net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN and connection.fd >= 0
+    }
+
+
+def _shut(descriptor: int) -> None:
+    with socket.socket(fileno=os.dup(descriptor)) as listener:
+        _attach(listener)
 
 
 def _packed(address: str, port: int) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from paceline import spec
 from paceline.launch import stacks, stalls
 from paceline.launch.causes import likely_cause
-from paceline.launch.connections import Unheard, unheard
+from paceline.launch.connections import Unheard, own_addresses, unheard
 from paceline.launch.stacks import Frame, Stack
 from paceline.launch.stalls import Stalls
 from paceline.record import RunFolder
@@ -58,7 +58,8 @@ def folder(tmp_path):
 
 def write_steps(folder, name, steps):
     lines = [
-        b'{"step":%d,"start_seconds":0,"end_seconds":1,"breakdown_seconds":{},"samples":1}\n' % step
+        b'{"step":%d,"start_seconds":0,"end_seconds":%f,"breakdown_seconds":{},"samples":1}\n'
+        % (step, 0.1 * step)
         for step in range(steps)
     ]
     (folder.path / "members" / f"{name}.steps.jsonl").write_bytes(b"".join(lines))
@@ -92,6 +93,15 @@ def test_one_that_is_stopped_is_named(monkeypatch, folder, members):
     assert "worker1 is stopped (SIGSTOP), and worker0 waits" in said[0]
     (event,) = [event for event in folder.events() if event.kind == "stall"]
     assert event.text == said[0]
+
+
+def test_what_is_certain_is_told_before_what_is_likely(monkeypatch, folder, members):
+    pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
+    monkeypatch.setattr(stalls, "USUAL_STEPS", 1e6)
+    assert not told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8}, looks=5)
+    os.killpg(pids["worker1"], signal.SIGSTOP)
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8}, looks=6)
+    assert "worker1 is stopped (SIGSTOP), and worker0 waits" in said[0]
 
 
 ANSWERS = """
@@ -180,6 +190,9 @@ def test_bytes_that_nobody_acknowledges_are_seen(deaf):
         wait_for(lambda: unheard(psutil.Process()))
         (end,) = unheard(psutil.Process())
         assert end == Unheard("{}:{}".format(*deaf.getsockname()), 8, False)
+        owners = dict.fromkeys(own_addresses(psutil.Process()), "worker1")
+        told = likely_cause(SAME, {}, {"worker0": [end]}, owners)
+    assert f"worker1 at {end.address} does not acknowledge 8 bytes of worker0's" in told
 
 
 def stack(*functions, file="train.py"):

@@ -23,7 +23,7 @@ def besiege(tmp_path, name, messages):
     assert not [check for check in siege.checks(row) if not check["holds"]]
 
 
-@pytest.mark.parametrize("name", siege.JOBS)
+@pytest.mark.parametrize("name", ["tcp", "colocated", "curve", "ring"])
 def test_strangers_at_every_port_change_nothing(tmp_path, name):
     besiege(tmp_path, name, 400)
 

@@ -26,6 +26,7 @@ from paceline.architectures.pipeline.model import PipelineModel
 from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
 from paceline.models.batchwise import unlike_single
+from paceline.wire.doors import shut_behind
 
 WHERE = "architecture pipeline"
 
@@ -105,11 +106,12 @@ def build(options: spec.Pipeline, context: Context, job: Job) -> PipelineModel:
     if backend == "gloo" and interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     assert context.store is not None, "a pipeline has several workers"
-    dist.init_process_group(
-        backend,
-        store=PrefixStore("pipeline", context.store),
-        rank=identity.rank,
-        world_size=identity.workers,
-        timeout=timedelta(seconds=context.deadline_seconds),
-    )
+    with shut_behind() if backend == "gloo" else nullcontext():  # no value travels in this group
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("pipeline", context.store),
+            rank=identity.rank,
+            world_size=identity.workers,
+            timeout=timedelta(seconds=context.deadline_seconds),
+        )
     return PipelineModel(options, context, job)

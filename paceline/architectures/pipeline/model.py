@@ -38,7 +38,7 @@ class PipelineModel(nn.Module):
         self._is_first, self._is_last = mine[0] == 0, mine[-1] == len(rows) - 1
         own = [Row(rows[stage]) for stage in mine]
         names = names_of(rows)
-        self._groups = Groups(self._places, owners_of(rows, names, self._places))
+        self._groups = Groups(context, self._places, owners_of(rows, names, self._places))
         known = [(names[id(p)], row, name) for row in own for name, p in row.named_in_model()]
         deferred.fill([part for row in own for part in row.parts], context.device)
         for row in own:

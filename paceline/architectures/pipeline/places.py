@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from paceline import spec
+from paceline.architectures.base import Context
+from paceline.architectures.group import kept
+from paceline.architectures.proving import proven
 from paceline.models.units import Row, Unit
 from paceline.protocol.pipeline import Pipe
+from paceline.wire.doors import shut_behind
 
 
 class Places:
@@ -33,13 +38,14 @@ class Places:
 class Groups:
     """Process groups; every worker makes all of them, in one order."""
 
-    def __init__(self, places: Places, owners: dict[str, list[int]]) -> None:
-        pipes = [dist.new_group(list(places.ranks(r))) for r in range(places.replicas)]
+    def __init__(self, context: Context, places: Places, owners: dict[str, list[int]]) -> None:
+        self._context, self._made = context, 0
+        pipes = [self._new(list(places.ranks(r))) for r in range(places.replicas)]
         self.pipe = pipes[places.replica]
         self.twins = None
         if places.replicas > 1:
             columns = [
-                dist.new_group([places.ranks(r)[place] for r in range(places.replicas)])
+                self._new([places.ranks(r)[place] for r in range(places.replicas)])
                 for place in range(places.pipe.workers)
             ]
             self.twins = columns[places.place]
@@ -47,9 +53,22 @@ class Groups:
         """Name of a weight that several workers hold -> their group, and the first of them."""
         for name, own in sorted(owners.items()):
             for replica in range(places.replicas):
-                group = dist.new_group([places.ranks(replica)[place] for place in own])
+                group = self._new([places.ranks(replica)[place] for place in own])
                 if replica == places.replica:
                     self.ties[name] = (group, own[0])
+
+    def _new(self, ranks: list[int]) -> Any:
+        """A group that no stranger has a place in, and that nobody can call at any more."""
+        self._made += 1
+        if dist.get_backend() != "gloo":
+            return dist.new_group(ranks)
+        assert self._context.store is not None, "a pipeline has several workers"
+        with shut_behind():
+            if self._context.identity.rank not in ranks or len(ranks) == 1:
+                return dist.new_group(ranks)
+            store = PrefixStore(f"pipeline/proof{self._made}", self._context.store)
+            # Every worker takes part in making each group: not again for those inside alone.
+            return proven(self._context, store, ranks, lambda _: dist.new_group(ranks), kept, 1)
 
 
 def names_of(rows: Sequence[Sequence[Unit]]) -> dict[int, str]:
