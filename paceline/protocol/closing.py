@@ -123,8 +123,10 @@ class Chunks:
         self._unassigned = set() if assigned else set(self._slots)
         self._pulls: list[Pull] = []
         self._admission = Admission(plan.rules)
-        self._losses = SeatLosses(plan, seat, version)
         self._homes = SeatHomes(plan, seat)
+        self._losses = SeatLosses(plan, seat, version, self._homes.needed)
+        self._own_worker = plan.seats[seat].worker
+        """In this seat's process: it would be lost with it."""
         self._full: Counter[int] = Counter()
         """Step -> chunks that have all its gradients, where steps close as a whole."""
         self._joins: list[Join] = []
@@ -189,7 +191,10 @@ class Chunks:
 
     def _copy(self, chunk: int, slot: Slot) -> list[Action]:
         """Give the state of a chunk a second home, before any other worker is answered."""
-        due = sorted(w for w, (needed, _) in slot.waiting.items() if needed <= slot.version)
+        waiting = slot.waiting.items()
+        due = sorted(
+            w for w, (needed, _) in waiting if needed <= slot.version and w != self._own_worker
+        )
         slot.is_copied = not (self.rules.second_homes and due)
         if slot.is_copied:
             return []
@@ -290,12 +295,17 @@ class Chunks:
         return actions
 
     def _is_full(self, step: int) -> bool:
-        if not self._slots or self._losses.doubted or self._homes.is_short:
+        if not self._losses.serves or self._losses.doubted or self._homes.is_short:
             return False
         if step >= self._admission.limit:
             return False
-        if self.roster.expected(step):
-            return self._full[step] == len(self._slots)
+        if crew := self.roster.expected(step):
+            if self._full[step] != len(self._slots):
+                return False
+            due, settled = self._homes.due_spares(crew), self._knows_settings
+            if not all(self._homes.has_spare(chunk, step, settled) for chunk in due):
+                return False
+            return bool(self._slots or due)
         return bool(self.roster.present)  # all who would have made it were lost: it is empty
 
     def _seal(self, steps: int) -> list[Action]:
