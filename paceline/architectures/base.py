@@ -68,6 +68,10 @@ class Context:
     """Called before `members_changed` with a lost worker, the first step that it does not count in,
     and in how many steps from that one on samples were divided with it all the same."""
 
+    lost_from: Callable[[int, int], None] = lambda worker, step: None
+    """Called with a lost worker and the first step that it does not count in, from any thread and
+    before the next step begins; -1 where that is not the same for all parameters."""
+
     server_lost: Callable[[str, int], None] = lambda server, step: None
     """Called between two steps with a server that was lost in a step, and without which the others
     go on."""

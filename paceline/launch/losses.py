@@ -9,7 +9,7 @@ from paceline import spec
 from paceline.errors import MemberError, SpecError
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import ECHO_SECONDS, Ending
-from paceline.protocol.plan import Shape, why_no_second_homes
+from paceline.protocol.plan import Shape, check, why_no_second_homes
 from paceline.record import Event, RunFolder
 
 WHERE = "--on-loss"
@@ -31,7 +31,6 @@ class Losses:
         self._folder, self._say = folder, say
         experiment = folder.experiment()
         self._founders = experiment.cluster.workers
-        self._needs_worker_0 = experiment.architecture.needs_worker_0
         self._servers = experiment.cluster.servers
         self._has_second_homes = not why_servers_are_needed(experiment)
         self._newcomers = iter(newcomers)
@@ -56,7 +55,8 @@ class Losses:
             for one in sorted(news, key=lambda one: one.name):
                 self._let_be[one.name] = one.time
                 how = MemberError(one.name, one.status, one.lines).brief
-                is_worker = one.name.startswith("worker")
+                # Who comes later asks worker 0 for its place.
+                is_worker = one.name.startswith("worker") and "worker0" not in self._let_be
                 newcomer = next(self._newcomers, None) if is_worker else None
                 instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
                 self._say(f"{how}; {len(workers)} workers go on without it{instead}")
@@ -71,8 +71,6 @@ class Losses:
         if not one.name.startswith("worker"):
             gone = [name for name in self._let_be if name.startswith("server")]
             return self._has_second_homes and len(gone) + 1 < self._servers
-        if one.name == "worker0" and self._needs_worker_0:
-            return False
         joined = int(one.name.removeprefix("worker")) >= self._founders
         return joined or one.status != SpecError.exit_status
 
@@ -100,6 +98,8 @@ def check_on_loss(experiment: spec.Experiment) -> None:
         problem = "there is one worker, and nobody to go on without it."
         raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
     check_survives(kind)
+    if isinstance(kind, spec.Server):
+        check(kind, _shape(experiment))
     for name, needs_all in {
         "reading": experiment.workload.reading != "each",
         "balance": cluster.balance,
@@ -114,14 +114,23 @@ def check_on_loss(experiment: spec.Experiment) -> None:
 
 def why_servers_are_needed(experiment: spec.Experiment) -> str:
     """Why the others cannot go on without a lost server; empty where they can."""
-    kind, cluster = experiment.architecture, experiment.cluster
+    kind = experiment.architecture
     if not isinstance(kind, spec.Server):
         return "there are no servers"
+    return why_no_second_homes(kind, _shape(experiment))
+
+
+def _shape(experiment: spec.Experiment) -> Shape:
+    cluster = experiment.cluster
     members = cluster.workers + cluster.servers
     apart = experiment.engine == "tunnel" or bool(cluster.hosts)
     hosts = () if apart else (0,) * members
-    shape = Shape(workers=cluster.workers, servers=cluster.servers, hosts=hosts)
-    return why_no_second_homes(kind, shape)
+    return Shape(
+        workers=cluster.workers,
+        servers=cluster.servers,
+        hosts=hosts,
+        goes_on=cluster.goes_on,
+    )
 
 
 def check_survives(kind: spec.Architecture) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.protocol.messages import Copy, Message, Push, Settings
+from paceline.protocol.messages import Copy, Handed, Message, Push, Settings
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -38,6 +38,13 @@ class KeepCopy(Action, frozen=True, gc=False):
     """Hold the state that came with this copy until weights of a later version have come."""
 
     copy: Copy
+
+
+class Adopt(Action, frozen=True, gc=False):
+    """Serve a chunk from here on, as a worker has it: what was handed came with this message, or
+    from the worker in this process."""
+
+    handed: Handed
 
 
 class Drop(Action, frozen=True, gc=False):
@@ -199,6 +206,8 @@ class Lost(Event, frozen=True, gc=False):
     """A member's connection has closed; all that it had sent and will ever arrive has arrived."""
 
     member: str
+    ended: bool = False
+    """The seat in this process knows that it had finished."""
 
 
 class Served(Event, frozen=True, gc=False):

@@ -65,8 +65,10 @@ class Chunks:
         self._unassigned = set() if assigned else set(self._slots)
         self._pulls: list[Pull] = []
         self._admission = Admission(plan.rules)
-        self._losses = SeatLosses(plan, seat, version)
         self._homes = SeatHomes(plan, seat)
+        self._losses = SeatLosses(plan, seat, version, self._homes.needed)
+        self._own_worker = plan.seats[seat].worker
+        """In this seat's process: it would be lost with it."""
         self._full: Counter[int] = Counter()
         """Step -> chunks that have all its gradients, where steps close as a whole."""
         self._joins: list[Join] = []
@@ -133,7 +135,8 @@ class Chunks:
         """Answer; where chunks have second homes, give its state one before any other worker is."""
         due: list[int] = []
         if self.rules.second_homes:
-            due = sorted(w for w, (needed, *_) in slot.waiting.items() if needed <= slot.version)
+            waiting = ((w, needed) for w, (needed, *_) in slot.waiting.items())
+            due = sorted(w for w, at in waiting if at <= slot.version and w != self._own_worker)
         slot.is_copied = not due
         if slot.is_copied:
             return self._answer(slot)
@@ -232,12 +235,17 @@ class Chunks:
         return actions
 
     def _is_full(self, step: int) -> bool:
-        if not self._slots or self._losses.doubted or self._homes.is_short:
+        if not self._losses.serves or self._losses.doubted or self._homes.is_short:
             return False
         if step >= self._admission.limit:
             return False
-        if self.roster.expected(step):
-            return self._full[step] == len(self._slots)
+        if crew := self.roster.expected(step):
+            if self._full[step] != len(self._slots):
+                return False
+            due, settled = self._homes.due_spares(crew), self._settings.knows
+            if not all(self._homes.has_spare(chunk, step, settled) for chunk in due):
+                return False
+            return bool(self._slots or due)
         return bool(self.roster.present)  # all who would have made it were lost: it is empty
 
     def _seal(self, steps: int) -> list[Action]:

@@ -69,6 +69,7 @@ from paceline.protocol.messages import (
     Rescue,
     Sealed,
     Settled,
+    Spare,
     Stop,
     Welcomed,
 )
@@ -109,8 +110,8 @@ class ExchangeMachine:
         """Those who are in the job, or will be from a step on."""
         self._known = set(self._crew)
         """Those who ever were: news of them may come twice."""
-        self._losses = WorkerLosses(plan, worker)
         self._homes = WorkerHomes(plan)
+        self._losses = WorkerLosses(worker, self._homes.needed)
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
         self._exits = self.has_left = False
@@ -144,7 +145,8 @@ class ExchangeMachine:
                 return self._to_seats(Configure(self.worker, number, groups, self.generation))
             case Used():
                 self._urgency = event.first_use
-                return self._to_seats(Reorder(event.first_use)) if self.worker == 0 else []
+                leads = self.worker == min(self._crew, default=0)
+                return self._to_seats(Reorder(event.first_use)) if leads else []
             case Measured():
                 return self._measured(event)
             case Missing():
@@ -174,7 +176,7 @@ class ExchangeMachine:
             case Exit():
                 self._exits = True
                 return self._leave()
-            case Lost() if event.member in self._members and not self._exits:
+            case Lost() if event.member in self._members and self._needs(event):
                 return self._lose_seat(event.member)
             case Rescue(chunk, version) if version == self._versions[chunk]:
                 handed = self._homes.handed(self.worker, chunk, version)
@@ -204,6 +206,12 @@ class ExchangeMachine:
             case Stop(reason):
                 raise ExchangeError(reason)
         raise ExchangeError(f"a worker cannot handle {event!r}.")
+
+    def _needs(self, lost: Lost) -> bool:
+        """Its loss concerns this worker: also when it has finished, where it serves. Then it stays
+        until all have, and others may need what is here."""
+        stays = self.own_seat is not None and self._plan.rules.second_homes
+        return not self._exits or (stays and not lost.ended)
 
     def _doubted(self, event: Doubted) -> list[Action]:
         news = self._losses.doubt(event)
@@ -262,7 +270,7 @@ class ExchangeMachine:
         self._outstanding[chunk] = push
         seat = self._owners[chunk]
         if seat == self.own_seat:
-            return [self._send(push), *self._count_made()]
+            return [*self._send_twice(push), *self._count_made()]
         stretch = STRETCHES * self._made // len(self._owners)
         heapq.heappush(self._queue, (-stretch, self._made, push))
         return [*self._fill(), *self._count_made()]
@@ -284,13 +292,23 @@ class ExchangeMachine:
         payload = None if push.empty else push.chunk
         return Send(self._members[self._owners[push.chunk]], push, payload, seat=True)
 
+    def _send_twice(self, push: Push) -> list[Action]:
+        """To its seat, and, where that is in this process, to the one that would take it in."""
+        heir = self._homes.heirs.get(push.chunk)
+        if heir is None or self._owners[push.chunk] != self.own_seat:
+            return [self._send(push)]
+        payload = None if push.empty else push.chunk
+        spare = Send(self._members[heir], Spare(push), payload, seat=True)
+        return [self._send(push), spare]
+
     def _fill(self) -> list[Action]:
         """Send while the window is open."""
         actions: list[Action] = []
         while self._queue and len(self._departing) < self._window:
             _, _, push = heapq.heappop(self._queue)
-            self._departing.add(push.chunk)
-            actions.append(self._send(push))
+            if self._owners[push.chunk] != self.own_seat:
+                self._departing.add(push.chunk)
+            actions += self._send_twice(push)
         return actions
 
     def _answered(self, answer: Answer) -> list[Action]:
@@ -388,12 +406,13 @@ class ExchangeMachine:
         lost = f"{member} was lost in step {self.step}"
         if not self._plan.rules.second_homes:
             raise ExchangeError(f"{lost}, and with it the weights that it served.")
-        if others := self._losses.undecided:
+        seat = self._members.index(member)
+        if others := self._losses.undecided.difference([self._plan.seats[seat].worker]):
             names = " and ".join(f"worker{worker}" for worker in sorted(others))
             raise ExchangeError(f"{lost}, when the loss of {names} was not settled.")
         if self._welcomes or any(isinstance(asked, Pull) for asked in self._outstanding.values()):
             raise ExchangeError(f"{lost}, before worker{self.worker} had all weights.")
-        orphans = self._homes.lose(self._members.index(member))
+        orphans = self._homes.lose(seat)
         self._owners = self._homes.owners
         waiting = {push.chunk for _, _, push in self._queue}
         again = {
@@ -406,13 +425,27 @@ class ExchangeMachine:
             for seat in range(len(self._members))
             if seat not in self._homes.lost
         ]
-        sealed = self._losses.move(self._owners, len(self._homes.lost))
+        sealed = self._losses.move(self._homes.needed, len(self._homes.lost))
         seals = [Sealed(self.worker, step, self.generation) for step in sealed]
         self._departing -= orphans
-        sends = [self._send(push) for push in again.values()]
+        kept = self._kept_here(orphans, waiting)
+        sends = [send for push in again.values() for send in self._send_twice(push)]
+        sends += [send for push in kept for send in self._send_twice(push)[1:]]
         rehomed = Rehomed(member, self.step, self._owners)
         passed_on = [send for seal in seals for send in self._to_seats(seal)]
-        return [rehomed, *told, *sends, *passed_on, *self._fill(), *self._leave()]
+        return [
+            *(rehomed, *told, *sends, *passed_on),
+            *(*self._fill(), *self._vow(), *self._leave()),
+        ]
+
+    def _kept_here(self, orphans: Collection[int], waiting: Collection[int]) -> list[Push]:
+        """Gradients for the seat in this process: others have them to keep from now on."""
+        pushes = {c: push for c, push in self._outstanding.items() if isinstance(push, Push)}
+        return [
+            push
+            for chunk, push in pushes.items()
+            if self._owners[chunk] == self.own_seat and chunk not in {*orphans, *waiting}
+        ]
 
     def _orphans(self, seat: int, orphans: Collection[int], again: Mapping[int, Push]) -> Orphans:
         pushed = {chunk: push.step for chunk, push in again.items()}
@@ -422,4 +455,5 @@ class ExchangeMachine:
             if self._owners[chunk] == seat
         )
         joined = tuple(sorted(worker for worker in self._crew if worker >= self._plan.workers))
-        return Orphans(self.worker, self._homes.lost, holdings, joined, self.generation)
+        lost, sealed = self._homes.lost, self._losses.sealed
+        return Orphans(self.worker, lost, holdings, joined, self.generation, sealed)

@@ -17,9 +17,15 @@ chunks are dealt to those that are left, by all members alike:
 A step that was interrupted is thus made again from the same gradients, and comes to the same bits.
 Workers that are lost or admitted meanwhile may leave a gap that nobody can fill: whoever finds one
 stops the job.
+
+A worker that serves takes gradients of its own with it. Each of them that stays in its process goes
+to the seat as well that would take the chunk in (`Spare`), and that seat says that it has all of a
+step (`Gathered`) only when it has these. So a step that is sealed can be made without the lost one,
+from its gradients; of one that is not sealed they count nowhere. From which step on that is so must
+be decided (`losses.py`) before chunks are taken in.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
@@ -36,6 +42,26 @@ class Homes:
         self.lost: tuple[int, ...] = ()
         """Seats, in the order in which they were lost: chunks are dealt anew one by one."""
         self._plan = plan
+        self._find_heirs()
+
+    def _find_heirs(self) -> None:
+        """Who would take in what a worker serves, if that one were lost next."""
+        self.heirs: dict[int, int] = {}
+        """Chunk -> seat; of chunks that workers serve."""
+        seats = self._plan.seats
+        inside = [seat for seat in set(self.owners) if seats[seat].worker is not None]
+        if not self._plan.rules.second_homes or len(self.lost) + 1 >= len(seats):
+            return
+        plan = msgspec.structs.replace(self._plan, owners=self.owners)
+        for seat in inside:
+            dealt = deal_without(plan, (*self.lost, seat))
+            mine = [chunk for chunk, owner in enumerate(self.owners) if owner == seat]
+            self.heirs |= {chunk: dealt[chunk] for chunk in mine}
+
+    @property
+    def needed(self) -> frozenset[int]:
+        """Seats that must have all of a step before it may close."""
+        return frozenset(self.owners) | frozenset(self.heirs.values())
 
     @property
     def arbiter(self) -> int:
@@ -54,6 +80,7 @@ class Homes:
         before = self.owners
         plan = msgspec.structs.replace(self._plan, owners=before)
         self.owners = deal_without(plan, self.lost)
+        self._find_heirs()
         return frozenset(chunk for chunk, owner in enumerate(before) if owner == seat)
 
 
@@ -111,6 +138,8 @@ class SeatHomes(Homes):
         """Chunk -> the version that was asked for."""
         self._awaited: set[tuple[int, int]] = set()
         """Chunk and worker: a gradient that had gone to the lost server and is sent once more."""
+        self._spares: dict[int, Push] = {}
+        """Chunk that another seat serves -> the newest gradient of the worker there."""
 
     @property
     def is_short(self) -> bool:
@@ -145,6 +174,32 @@ class SeatHomes(Homes):
                 if holding.pushed >= 0:
                     self._awaited.add((holding.chunk, orphans.worker))
         return bool(news)
+
+    def put_spare(self, push: Push) -> tuple[bool, Push | None]:
+        """Whether it is to be kept, and the one whose place it takes."""
+        before = self._spares.get(push.chunk)
+        if self.heirs.get(push.chunk) != self._seat or (before and before.step >= push.step):
+            return False, None
+        self._spares[push.chunk] = push
+        return True, before
+
+    def due_spares(self, crew: Collection[int]) -> list[int]:
+        """Chunks that would come here, of workers in the crew: so many gradients of a step."""
+        seats, owners = self._plan.seats, self.owners
+        mine = [chunk for chunk, heir in self.heirs.items() if heir == self._seat]
+        return [chunk for chunk in mine if seats[owners[chunk]].worker in crew]
+
+    def has_spare(self, chunk: int, step: int, is_settled: Callable[[Push], bool]) -> bool:
+        spare = self._spares.get(chunk)
+        return spare is not None and spare.step == step and is_settled(spare)
+
+    def take_spare(self, chunk: int) -> Push | None:
+        return self._spares.pop(chunk, None)
+
+    def drop_spares(self) -> list[Push]:
+        """Those that other seats are for now."""
+        kept = self._reports.keys() | {c for c, heir in self.heirs.items() if heir == self._seat}
+        return [self._spares.pop(chunk) for chunk in self._spares.keys() - kept]
 
     def pushed(self, push: Push) -> None:
         self._awaited.discard((push.chunk, push.worker))

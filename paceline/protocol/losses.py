@@ -16,7 +16,7 @@ lost meanwhile is doubted too: what it had sealed the seats know, who have heard
 A single seat knows all of this by itself and sends none of it but `Cut`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from paceline.errors import ExchangeError
 from paceline.protocol.messages import Cut, Doubted, Gathered, Vow
@@ -26,10 +26,10 @@ from paceline.protocol.plan import Plan
 class SeatLosses:
     """What one seat knows of whole steps, and, as arbiter, of who has vowed what."""
 
-    def __init__(self, plan: Plan, seat: int, step: int) -> None:
-        """Steps before `step` are past."""
-        self.serves = seat in plan.owners
-        self.alone = set(plan.owners) == {seat}
+    def __init__(self, plan: Plan, seat: int, step: int, needed: Collection[int]) -> None:
+        """Steps before `step` are past. `needed`: seats that must have all of a step."""
+        self.serves = seat in needed
+        self.alone = set(needed) == {seat}
         self.gathered = step
         """Of all steps before this one all gradients are here."""
         self.sealed = step
@@ -73,9 +73,9 @@ class SeatLosses:
         """What was decided of some of these."""
         return [cut for cut in self._cuts if set(workers) & set(cut.lost)]
 
-    def move(self, owners: Sequence[int]) -> None:
+    def move(self, needed: Collection[int]) -> None:
         """A seat was lost: what is gathered here must be said anew."""
-        self.serves = self._seat in owners
+        self.serves = self._seat in needed
         self.gathered = self.sealed
 
     def cut(self, cut: Cut) -> None:
@@ -88,12 +88,12 @@ class SeatLosses:
 class WorkerLosses:
     """What one worker knows of whole steps."""
 
-    def __init__(self, plan: Plan, worker: int) -> None:
+    def __init__(self, worker: int, needed: Collection[int]) -> None:
         self.sealed = 0
         """All steps before this one are known to be sealed."""
-        self.alone = len(set(plan.owners)) <= 1
+        self.alone = len(needed) <= 1
         """One seat finds all out by itself."""
-        self._worker, self._seats = worker, frozenset(plan.owners)
+        self._worker, self._seats = worker, frozenset(needed)
         self._gathered: dict[int, dict[int, tuple[int, frozenset[int]]]] = {}
         """Step -> seat -> after how many moves of chunks, and whose gradients it has."""
         self._moves = 0
@@ -127,9 +127,9 @@ class WorkerLosses:
         self.seal(step + 1)
         return True
 
-    def move(self, owners: Collection[int], moves: int) -> list[int]:
+    def move(self, needed: Collection[int], moves: int) -> list[int]:
         """A seat was lost, the last of so many; steps that are sealed now."""
-        self._seats, self._moves = frozenset(owners), moves
+        self._seats, self._moves = frozenset(needed), moves
         for seat in self._seats:
             self._doubts.setdefault(seat, set())
         self._doubts = {seat: self._doubts[seat] for seat in self._seats}
@@ -153,7 +153,7 @@ class WorkerLosses:
             )
         news = tuple(sorted(set(message.workers) - self._lost))
         self._lost.update(message.workers)
-        self._doubts[message.seat].update(message.workers)
+        self._doubts.setdefault(message.seat, set()).update(message.workers)
         self.seal(message.sealed)
         return news
 

@@ -74,10 +74,13 @@ class Member:
 
     def lose(self, member: str) -> None:
         """A connection has closed: both sides hear of it."""
+        ended = False
         if self.seat is not None:
+            is_worker = member.startswith("worker")
+            ended = is_worker and self.seat.roster.has_ended(int(member.removeprefix("worker")))
             self._act_for_seat(Lost(member))
         if self.worker is not None:
-            self._act_for_worker(Lost(member))
+            self._act_for_worker(Lost(member, ended))
 
     def work(self, until: float = math.inf) -> bool:
         """Do the most urgent work while there is some and the clock is before `until`.

@@ -36,6 +36,11 @@ class Roster:
         """Those that have neither finished nor were lost."""
         return self._present
 
+    @property
+    def alive(self) -> frozenset[int]:
+        """Those that were not lost, whether they have finished or not."""
+        return frozenset(self._stays) - self._lost
+
     def admits(self, worker: int, generation: int) -> bool:
         """A message of this worker, admitted in this generation, counts."""
         stay = self._stays.get(worker)

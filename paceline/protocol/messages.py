@@ -50,6 +50,13 @@ class Push(Message, frozen=True, array_like=True, tag=True, gc=False):
     """What it counts, an equal part of the step's samples being 1; it is multiplied in already."""
 
 
+class Spare(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker's gradient for the seat in its own process, once more: for the seat that would serve
+    the chunk if both were lost (`homes.py`). The payload is as of the push."""
+
+    push: Push
+
+
 class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The weights of one chunk, for one worker; follows each push, and each pull."""
 
@@ -278,6 +285,8 @@ class Orphans(Message, frozen=True, array_like=True, tag=True):
     knows."""
 
     generation: int = 0
+    sealed: int = 0
+    """How many steps it knows to be sealed: a seat that had no part in that until now does not."""
 
 
 class Rescue(Message, frozen=True, array_like=True, tag=True, gc=False):

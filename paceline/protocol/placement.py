@@ -28,6 +28,12 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """The part of all bytes it carries; the shares of all seats sum to one."""
 
+    @property
+    def worker(self) -> int | None:
+        """The worker in whose process it is; None for a server of its own."""
+        name = self.member
+        return int(name.removeprefix("worker")) if name.startswith("worker") else None
+
 
 def seats(placement: Placement, workers: int, servers: int) -> tuple[Seat, ...]:
     """Return who serves; workers' seats first. Seats without a share are left out."""

@@ -47,6 +47,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[int, ...] = ()
     """The host of each member, workers first; left out: each has one of its own."""
 
+    goes_on: bool = False
+    """Those who are left go on without a lost worker."""
+
     @property
     def on_one_host(self) -> bool:
         members = self.workers + self.servers
@@ -95,7 +98,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """So many must be left when one is lost, or the job stops; None: all of them."""
 
     leader: int | None = 0
-    """The worker that speaks for all: without it nobody could end in order."""
+    """The worker that speaks for all: without it nobody could end in order. None where the next
+    one does then."""
 
     whole: bool = False
     """No step closes before all its gradients are at all seats, and those of a lost worker count in
@@ -156,10 +160,8 @@ def make_plan(
     options: spec.Server,
     shape: Shape,
     groups: Sequence[Settings] = (),
-    *,
-    goes_on: bool = False,
 ) -> Plan:
-    """The plan of one exchange; SpecError for what cannot work. `goes_on`: without lost workers."""
+    """The plan of one exchange; SpecError for what cannot work."""
     check(options, shape)
     table = seats(placement_of(options, shape), shape.workers, shape.servers)
     preferred, least = suitable_bytes(options, shape)
@@ -170,13 +172,13 @@ def make_plan(
         owners=owners,
         seats=table,
         workers=shape.workers,
-        rules=rules_of(options, shape, goes_on=goes_on),
+        rules=rules_of(options, shape),
         groups=list(groups),
     )
 
 
-def rules_of(options: spec.Server, shape: Shape, *, goes_on: bool = False) -> Rules:
-    shared = shares_memory(options, shape)
+def rules_of(options: spec.Server, shape: Shape) -> Rules:
+    goes_on, shared = shape.goes_on, shares_memory(options, shape)
     staleness = options.staleness if options.mode == "bounded" else 0
     quorum = quorum_of(options, shape.workers) if options.mode == "quorum" else 0
     waits = options.waits_for_all
@@ -186,6 +188,7 @@ def rules_of(options: spec.Server, shape: Shape, *, goes_on: bool = False) -> Ru
         staleness_aware=options.staleness_aware,
         quorum=quorum,
         least_workers=None if waits and not goes_on else max(1, quorum),
+        leader=None if goes_on else 0,
         whole=waits and goes_on,
         second_homes=goes_on and not why_no_second_homes(options, shape),
         window=None if shared else options.window,
@@ -197,15 +200,18 @@ def rules_of(options: spec.Server, shape: Shape, *, goes_on: bool = False) -> Ru
 
 
 def why_no_second_homes(options: spec.Server, shape: Shape) -> str:
-    """Why nobody could go on without a lost server; empty where they can."""
-    if placement_of(options, shape) != "dedicated" or options.mode != "sync":
-        return f"placement={options.placement}, mode={options.mode} has no second homes for it"
-    if shape.servers < 2:
+    """Why nobody could go on without what a lost member served; empty where they can."""
+    table = seats(placement_of(options, shape), shape.workers, shape.servers)
+    if options.mode != "sync":
+        return f"mode={options.mode} has no second homes for what it served"
+    if len(table) < 2:
         return "there is no other server"
     if shares_memory(options, shape):
         return "weights lie in memory that it writes to; transport=tcp has second homes for them"
     if options.device != "cpu":
         return "it serves from a GPU"
+    if options.compression != "none" and workers_serve(options, shape):
+        return f"compression={options.compression} leaves out what only the lost one had"
     return ""
 
 
@@ -220,6 +226,11 @@ def check(options: spec.Server, shape: Shape) -> None:
     if options.update == "worker" and not options.exclusive:
         problem = f"update = worker with mode = {options.mode}: weights would drift apart."
         raise SpecError(WHERE, problem, "leave update out, or write mode=sync.")
+    if shape.goes_on and workers_serve(options, shape):
+        why = why_no_second_homes(options, shape)
+        if why:
+            problem = f"workers serve, and one that is lost takes weights with it: {why}."
+            raise SpecError("--on-loss", problem, "add --servers, or write stop and --restarts.")
     if options.compression != "none" and shares_memory(options, shape):
         problem = f"compression = {options.compression}, and gradients do not leave this host."
         raise SpecError(WHERE, problem, "leave compression out, or write transport=tcp.")
@@ -231,6 +242,12 @@ def placement_of(options: spec.Server, shape: Shape) -> Placement:
     return "colocated" if lacks_servers else options.placement
 
 
+def workers_serve(options: spec.Server, shape: Shape) -> bool:
+    """Some seat is inside a worker."""
+    table = seats(placement_of(options, shape), shape.workers, shape.servers)
+    return any(seat.worker is not None for seat in table)
+
+
 def quorum_of(options: spec.Server, workers: int) -> int:
     """All but one, unless asked otherwise."""
     return options.quorum or max(1, workers - 1)
@@ -240,7 +257,10 @@ def shares_memory(options: spec.Server, shape: Shape) -> bool:
     if options.transport == "shm" and not shape.on_one_host:
         problem = "transport = shm, and the members are on several hosts."
         raise SpecError(WHERE, problem, "write transport=tcp, or leave it out.")
-    return shape.on_one_host if options.transport == "auto" else options.transport == "shm"
+    if options.transport != "auto":
+        return options.transport == "shm"
+    # What a worker writes to as it is lost must not be all that the others have.
+    return shape.on_one_host and not (shape.goes_on and workers_serve(options, shape))
 
 
 def suitable_bytes(options: spec.Server, shape: Shape) -> tuple[int, int]:

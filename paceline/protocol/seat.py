@@ -22,8 +22,10 @@ from collections.abc import Collection, Iterable
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
     Action,
+    Adopt,
     Drop,
     Event,
+    Keep,
     Lost,
     Send,
 )
@@ -54,6 +56,7 @@ from paceline.protocol.messages import (
     Rescue,
     Sealed,
     Settled,
+    Spare,
     Stop,
     Vow,
     Welcomed,
@@ -68,6 +71,8 @@ class SeatMachine(Chunks):
         match event:
             case Push():
                 return self._push(event)
+            case Spare(push):
+                return self._keep_spare(push)
             case (
                 Commit() | Declare() | Leave() | Configure() | Settled() | Sealed() | Vow()
                 | Copied() | Orphans()
@@ -214,7 +219,9 @@ class SeatMachine(Chunks):
 
     def _lose(self, member: str) -> list[Action]:
         """What it sent counts where it came; from here on nobody waits for it."""
-        worker = int(member.removeprefix("worker")) if member.startswith("worker") else -1
+        if not member.startswith("worker"):
+            return []  # the workers tell what that means
+        worker = int(member.removeprefix("worker"))
         if self.roster.has_ended(worker):
             return []
         if self.rules.whole:
@@ -257,11 +264,14 @@ class SeatMachine(Chunks):
         dropped += self._copy_again(news)
         if not news or not self._losses.serves:
             return dropped
-        told: list[Action] = []
-        if not self._losses.alone:
-            present = sorted(self.roster.present)
-            told = [Send(f"worker{one}", self._losses.doubt()) for one in present]
+        told = [] if self._losses.alone else self._tell_doubts()
         return [*dropped, *told, *self._decide_cut()]
+
+    def _tell_doubts(self) -> list[Action]:
+        if not self._losses.serves:
+            return []
+        present = sorted(self.roster.present)
+        return [Send(f"worker{one}", self._losses.doubt()) for one in present]
 
     def _decide_cut(self) -> list[Action]:
         """As arbiter: once nobody can seal a step with the lost any more."""
@@ -287,7 +297,7 @@ class SeatMachine(Chunks):
                     del step.pushes[worker]
                     actions.append(Drop(chunk, worker, index))
         self._recount()
-        actions += [*self._close_all(), *self._answer_pulls()]
+        actions += [*self._rescue(), *self._close_all(), *self._answer_pulls()]
         joins, self._joins = self._joins, []
         return [*actions, *(action for join in joins for action in self._join(join))]
 
@@ -310,7 +320,8 @@ class SeatMachine(Chunks):
             if not slot.is_copied:
                 actions += self._copy(chunk, slot)
                 continue
-            having = sorted(self.roster.expected(slot.version - 1) & self.roster.present)
+            able = self.roster.expected(slot.version - 1) & self.roster.present
+            having = sorted(able.difference([self._own_worker]))
             if having:
                 slot.keeper = having[chunk % len(having)]
                 actions.append(Send(f"worker{slot.keeper}", Copy(chunk, slot.version), chunk))
@@ -318,27 +329,56 @@ class SeatMachine(Chunks):
 
     def _hear_of_orphans(self, event: Orphans) -> list[Action]:
         """A server was lost: take in the chunks that are dealt to this seat."""
+        seats = [self._plan.seats[seat] for seat in event.lost if seat not in self._homes.lost]
+        inside = [seat.worker for seat in seats if seat.worker is not None]
+        actions = self._doubt(inside)
         news = self._homes.hear(event)
-        others = [*sorted(self._losses.doubted), *self._admission.pending] if news else []
+        doubted = self._losses.doubted.difference(inside)
+        others = [*sorted(doubted), *self._admission.pending] if news else []
         others += [worker for worker in event.joined if not self.roster.knows(worker)]
         if others:
             told = " and ".join(f"worker{worker}" for worker in others)
             raise ExchangeError(f"{self._homes.names} was lost while {told} came or went.")
-        if news:
-            self._losses.move(self._homes.owners)
-            self._recount()
-        return [*self._rescue(), *(self._close_all() if news else [])]
+        actions += self._seal(event.sealed)
+        if not news:
+            return [*actions, *self._rescue()]
+        self._losses.move(self._homes.needed)
+        self._recount()
+        actions += [Drop(one.chunk, one.worker, one.step) for one in self._homes.drop_spares()]
+        # This seat may be one that is asked whom it doubts since just now.
+        actions += self._tell_doubts() if self._losses.doubted else []
+        return [*actions, *self._decide_cut(), *self._rescue(), *self._close_all()]
+
+    def _keep_spare(self, push: Push) -> list[Action]:
+        """A gradient that stays in the process of the worker that made it, should both be lost."""
+        if not self.roster.admits(push.worker, push.generation):
+            return []
+        is_kept, before = self._homes.put_spare(push)
+        if not is_kept:
+            return []
+        replaced = [] if before is None else [Drop(before.chunk, before.worker, before.step)]
+        return [*replaced, Keep(push), *self._gather()]
+
+    def _tellers(self) -> frozenset[int]:
+        """Workers that can say what they have: one that serves stays until all have finished."""
+        return self.roster.present if self._own_worker is None else self.roster.alive
 
     def _rescue(self) -> list[Action]:
-        """Ask for chunks that every worker has told of."""
-        asked = list(self._homes.to_ask(self.roster.present))
+        """Ask for chunks that every worker has told of, once it is decided in which steps the lost
+        count."""
+        if self._losses.doubted:
+            return []
+        asked = list(self._homes.to_ask(self._tellers()))
         return [Send(f"worker{w}", Rescue(chunk, version)) for chunk, w, version in asked]
 
     def _adopt(self, handed: Handed) -> list[Action]:
         """A chunk is here: go on with it where its former home was."""
         if not self._homes.adopts(handed):
             return []
-        missing = self.roster.expected(handed.version) - self.roster.present
+        spare, crew = self._homes.take_spare(handed.chunk), self.roster.expected(handed.version)
+        counted = [one for one in [spare] if one and one.step == handed.version]
+        counted = [one for one in counted if one.worker in crew]
+        missing = crew - self.roster.present - {one.worker for one in counted}
         if missing:
             told = " and ".join(f"worker{worker}" for worker in sorted(missing))
             raise ExchangeError(
@@ -346,10 +386,15 @@ class SeatMachine(Chunks):
             )
         self._losses.seal(handed.version)  # what was updated was sealed
         slot = self._slots[handed.chunk] = Slot(handed.version)
-        slot.absent, slot.keeper = handed.absent, None if handed.bare else handed.worker
-        actions: list[Action] = []
-        for push in self._homes.take_early(handed.chunk):
+        slot.absent = handed.absent
+        if not handed.bare and handed.worker != self._own_worker:
+            slot.keeper = handed.worker  # else the next update finds another
+        actions: list[Action] = [Adopt(handed)]
+        for push in [*self._homes.take_early(handed.chunk), *counted]:
             actions += self._take(slot, push)
+        if spare is not None:
+            slot.waiting.pop(spare.worker, None)  # nobody is there to be answered
+            actions += [] if counted else [Drop(spare.chunk, spare.worker, spare.step)]
         self._recount()
         return [*actions, *self._close_all()]
 

@@ -53,11 +53,6 @@ class Facts(Spec, frozen=True, kw_only=True):
         """Workers can go on in place without one that was lost (`on_loss = "continue"`)."""
         return False
 
-    @property
-    def needs_worker_0(self) -> bool:
-        """The others cannot go on without worker 0, which keeps the store and speaks for all."""
-        return False
-
 
 class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
@@ -169,11 +164,7 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
 
     @property
     def survives(self) -> bool:
-        return self.placement == "dedicated"
-
-    @property
-    def needs_worker_0(self) -> bool:
-        return True
+        return self.placement == "dedicated" or self.mode == "sync"
 
     @property
     def exclusive(self) -> bool:

@@ -257,7 +257,7 @@ class _Worker:
     def save(self, run: Path, next_step: int) -> None:
         """A checkpoint by all workers."""
         self._architecture.settle()
-        self.write(run, next_step, self._session.members)
+        self.write(run, next_step, self._session.there)
 
     def write(self, run: Path, next_step: int, members: Sequence[int]) -> None:
         """One that cannot be written ends no training but the last one, which nothing follows."""

@@ -6,12 +6,14 @@ of the user's the indices themselves: it may draw from any source of random numb
 """
 
 import ast
+import time
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import Any
 
 import msgspec
 import torch
+from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 from torch.utils.data import (
     BatchSampler,
@@ -23,7 +25,7 @@ from torch.utils.data import (
 
 from paceline.errors import ExchangeError, SpecError
 from paceline.training.session import Session
-from paceline.training.stores import unanswered
+from paceline.training.stores import DEADLINE_SECONDS, POLL_SECONDS, unanswered
 
 Group = list[list[Any]]
 """What a step is made of: one list of indices, or one for each worker."""
@@ -112,7 +114,7 @@ class Order:
             generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8))
             return generator
         drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
-        if 0 not in self._session.members:
+        if 0 not in self._session.members and not self._session.has_heirs:
             drawn = self._last_seed + 1  # all that the others have in common
         self._last_seed = int(self._drawn_by_first(key, str(drawn), kept=True))
         return torch.Generator().manual_seed(self._last_seed)
@@ -126,7 +128,7 @@ class Order:
     def _from_worker_0(self, key: str) -> Iterator[Group]:
         session, own = self._session, self._joined(self._source)
         for number in count():
-            if 0 not in session.members:
+            if session.leader != 0:
                 raise ExchangeError(
                     f"worker 0 is lost, and it drew the samples with the script's own sampler "
                     f"({type(self._source).__name__}) for all workers."
@@ -143,15 +145,18 @@ def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
     """Worker 0's `value`, on every worker. The last to read it takes it out of the store, unless it
     is `kept` for those who join.
 
-    Without worker 0 there is no store and nobody to ask: each keeps its own.
+    Without worker 0 it is that of the next one; where no store outlives it there is nobody to ask,
+    and each keeps its own.
     """
-    store = session.store
-    if session.workers == 1 or store is None or 0 not in session.members:
+    store, leader = session.store, session.leader
+    if session.workers == 1 or store is None or (leader != 0 and not session.has_heirs):
         return value
-    if session.rank == 0:
+    if session.rank == leader:
         store.set(key, value)
         return value
     try:
+        if session.has_heirs:
+            _await(session, store, key, leader)
         value = bytes(store.get(key)).decode()
         if not kept and store.add(f"{key}/read", 1) == session.workers - 1:
             store.delete_key(key)
@@ -160,6 +165,19 @@ def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
         operation = "the next batch of a sharded loader"
         raise unanswered(error, session.identity, operation) from error
     return value
+
+
+def _await(session: Session, store: Store, key: str, leader: int) -> None:
+    """Return when the leader's note is there. It was lost in just this step where it cannot be any
+    more: some may have read what it had drawn, and some not."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not store.check([key]) and time.monotonic() < end:
+        if leader in session.lost_from:
+            raise ExchangeError(
+                f"worker{leader} was lost in step {session.step}, just when it drew the next "
+                "samples of a sharded loader for all workers."
+            )
+        time.sleep(POLL_SECONDS)
 
 
 def encode(groups: list[Group]) -> str:

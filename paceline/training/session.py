@@ -99,6 +99,8 @@ class Session:
         self._left_out: dict[int, tuple[int, int]] = {}
         """Lost workers, the first step that each does not count in, and in how many steps samples
         were divided with it all the same."""
+        self.lost_from: dict[int, int] = {}
+        """The same, as soon as it is known: by the time that the next step is begun."""
         self.start = 0
         """The first step that this worker takes part in."""
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
@@ -147,11 +149,22 @@ class Session:
     @property
     def speaks_for_all(self) -> bool:
         """One worker does what is done once for all: worker 0 while it is there."""
-        return self.identity.role == "worker" and self.rank == self.members[0]
+        return self.identity.role == "worker" and self.rank == self.leader
+
+    @property
+    def there(self) -> tuple[int, ...]:
+        """The workers that take part in the step that comes next: all who do agree on it, for who
+        was lost before is known by then. The batch may still be divided with more."""
+        step, lost = self.step, self.lost_from
+        return tuple(rank for rank in self.members if lost.get(rank, step) >= step)
+
+    @property
+    def leader(self) -> int:
+        return min(self.there, default=self.rank)
 
     def note(self, text: str, kind: str = "note") -> None:
         """Put a line into the record, once for all workers unless it is this worker's own."""
-        if self.recorder is not None and (self.rank == self.members[0] or kind != "note"):
+        if self.recorder is not None and (self.rank == self.leader or kind != "note"):
             self.recorder.note(text, kind, self.step)
 
     def close(self, failed: BaseException | None = None) -> None:
@@ -183,7 +196,8 @@ class Session:
             architecture.close(failed=failed is not None)
         caught = self.survivors.leave(failed) or caught
         failed = failed or caught
-        self._announce(NO_MORE)
+        if failed is None or not self.has_heirs:  # else the others go on
+            self._announce(NO_MORE)
         stack, self._stack = self._stack, ExitStack()
         if self.recorder is not None and self.identity.role == "worker":
             counts = {"distributed": len(self._trained), "sharded": self._sharded}
@@ -224,6 +238,7 @@ class Session:
             ended=self._ended,
             members_changed=self._members_changed,
             left_out=self._leave_out,
+            lost_from=self.lost_from.__setitem__,
             server_lost=self.survivors.server_lost,
             starts_at=self._starts_at,
             broke=self.remember,
@@ -312,9 +327,15 @@ class Session:
                 raise SpecError("distribute", problem, fix)
 
     def _announce(self, what: bytes) -> None:
-        leads = self.identity.role == "worker" and self.rank == 0
+        """Worker 0 tells the servers; all say the same where it may be lost."""
+        leads = self.identity.role == "worker" and (self.rank == 0 or self.has_heirs)
         if self.store is not None and self.identity.servers and leads:
             announce(self.store, len(self._trained), what)
+
+    @property
+    def has_heirs(self) -> bool:
+        """The store outlives worker 0."""
+        return isinstance(self.store, stores.JobStore) and self.store.has_heirs
 
     @property
     def samples(self) -> int:
@@ -518,6 +539,9 @@ def start(
         checkup.check(identity, store, options, _session.note)
         if identity.index == 0:
             joining.announce(store, identity, options)
+    outlives = identity.goes_on and isinstance(options, spec.Server) and _session.workers > 1
+    if outlives and isinstance(store, stores.JobStore):
+        store.arrange_heirs(_session.workers)
     if identity.role == "server":
         _serve(_session)
     atexit.register(_close_at_exit)

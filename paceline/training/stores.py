@@ -2,11 +2,15 @@
 
 Worker 0 keeps it (`wire/store.py`), and answers members only. Values are bytes or text; nothing
 read from it is unpickled. To torch it looks like one of its own stores, so that gloo meets there.
+
+Where members go on without a lost worker 0, the next worker keeps the store: all know where before
+they train (`JobStore.arrange_heirs`), and whose connection closes goes there, with its own notes.
 """
 
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Container, Iterable, Sequence
 from datetime import timedelta
@@ -26,6 +30,10 @@ FOLLOW_SECONDS = 20.0
 """A store that is opened already is reached at once, or its keeper is gone."""
 
 POLL_SECONDS = 0.05
+NEVER = "never"
+"""A note that nobody leaves: whoever waits for it hears when the keeper is gone."""
+
+WATCH_SECONDS = 3600.0
 
 
 class JobStore(Store):
@@ -37,6 +45,67 @@ class JobStore(Store):
         """Where this process keeps the store."""
 
         self._client, self._identity = client, identity
+        self._heirs: list[str] = []
+        """Where each worker would keep the store, by rank; the first is the one who does."""
+        self._rank = 0
+        """Of the worker that keeps it."""
+        self._notes: dict[str, bytes] = {}
+        """What was left from here, for the next keeper."""
+        self._moving = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def has_heirs(self) -> bool:
+        """It outlives the worker that keeps it."""
+        return bool(self._heirs)
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Others need this process to read and leave notes."""
+        return self._identity.role == "worker" and self._identity.rank == self._rank
+
+    def arrange_heirs(self, workers: int) -> None:
+        """Called by all members alike: from here on the store outlives the worker that keeps it.
+
+        What a lost keeper had left itself is gone with it; what others had left they leave again.
+        """
+        identity, found = self._identity, list[str]()
+        try:
+            if identity.role == "worker" and identity.rank < workers:
+                self.set(f"heir/{identity.rank}", self.keep())
+            while len(found) < workers:
+                found.append(self.get(f"heir/{len(found)}").decode())
+        except (DistError, RuntimeError) as error:
+            missing = [f"worker{len(found)}"]
+            raise DeadlineError("meeting the other workers", DEADLINE_SECONDS, missing) from error
+        self._heirs = found
+        threading.Thread(target=self._watch, name="paceline-heirs", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Notice at once that the keeper is gone: others may wait for what was left from here."""
+        while not self._is_closed:
+            client = self._client
+            try:
+                client.ask(Wait([NEVER]), WATCH_SECONDS)
+            except TimeoutError:
+                continue
+            except (OSError, EOFError, DeadlineError, ExchangeError):
+                if self._is_closed or not self._go_to_heir(client):
+                    return
+
+    def _go_to_heir(self, gone: StoreClient) -> bool:
+        """The keeper is gone: go to the next who is there. False where there is none."""
+        with self._moving:
+            if self._client is not gone:  # another thread was first
+                return True
+            while self._rank + 1 < len(self._heirs):
+                self._rank += 1
+                with contextlib.suppress(OSError, EOFError, PacelineError):
+                    self._follow(self._heirs[self._rank], patient=False)
+                    for key, value in list(self._notes.items()):
+                        self._client.ask(Set(key, value), FOLLOW_SECONDS)
+                    return True
+            return False
 
     def keep(self) -> str:
         """Keep a store here, for when the one who keeps it is lost; returns where it is."""
@@ -49,13 +118,20 @@ class JobStore(Store):
 
     def follow(self, address: str) -> None:
         """Ask the keeper at `address` from now on; what was left at the one before is gone."""
+        self._follow(address, patient=True)
+
+    def _follow(self, address: str, *, patient: bool) -> None:
         host, _, port = address.rpartition(":")
         identity, before = self._identity, self._client
         key = JobKey(identity.key)
-        self._client = StoreClient(host, int(port), key, identity.name, FOLLOW_SECONDS)
+        self._client = StoreClient(
+            host, int(port), key, identity.name, FOLLOW_SECONDS, patient=patient
+        )
         before.close()
 
     def set(self, key: str, value: str | bytes) -> None:
+        if self._heirs:
+            self._notes[key] = as_bytes(value)
         self._ask(Set(key, as_bytes(value)))
 
     def get(self, key: str) -> bytes:
@@ -72,21 +148,27 @@ class JobStore(Store):
         return int(self._ask(Add(key, amount)))
 
     def delete_key(self, key: str) -> bool:
+        self._notes.pop(key, None)
         return bool(self._ask(Delete(key)))
 
     def close(self) -> None:
+        self._is_closed = True
         self._client.close()
         if self.keeper is not None:
             self.keeper.close()
 
     def _ask(self, request: Request, seconds: float = DEADLINE_SECONDS) -> Any:
         """Errors are torch's: its own code, gloo's among it, knows no others."""
-        try:
-            return self._client.ask(request, seconds)
-        except TimeoutError as error:
-            raise DistStoreError(f"wait timeout after {seconds:g} s: {request!r}") from error
-        except (OSError, EOFError, DeadlineError, ExchangeError) as error:
-            raise DistNetworkError(f"the job's store is gone: {error}") from error
+        end = time.monotonic() + seconds
+        while True:
+            client = self._client
+            try:
+                return client.ask(request, max(0.0, end - time.monotonic()))
+            except TimeoutError as error:
+                raise DistStoreError(f"wait timeout after {seconds:g} s: {request!r}") from error
+            except (OSError, EOFError, DeadlineError, ExchangeError) as error:
+                if self._is_closed or not self._go_to_heir(client):
+                    raise DistNetworkError(f"the job's store is gone: {error}") from error
 
 
 _kept: list[JobStore] = []
@@ -177,16 +259,22 @@ def leave(
     message: str = "",
     lost: Container[str] = (),
 ) -> dict[str, str]:
-    """Say that this member is done; worker 0 waits for all, for others may still need the store.
+    """Say that this member is done; who keeps the store waits for all, for others may need it.
 
-    `workers` are those that are still there, and `lost` servers that are not. Without worker 0 the
-    store is gone too. Worker 0 gets the messages that members left.
+    `workers` are those that are still there, and `lost` servers that are not. The keeper gets the
+    messages that members left.
     """
     workers = list(workers)
-    if 0 not in workers:
-        return {}
-    store.set(f"left/{identity.name}", message)
-    if identity.index != 0:
+    keeps = store.is_kept_here if isinstance(store, JobStore) else identity.index == 0
+    if 0 not in workers and not (isinstance(store, JobStore) and store.has_heirs):
+        return {}  # the store is gone with worker 0, or those who are left need it no more
+    try:
+        store.set(f"left/{identity.name}", message)
+    except DistNetworkError:
+        if not (isinstance(store, JobStore) and store.has_heirs):
+            raise
+        return {}  # the keeper was lost when all others had ended
+    if not keeps:
         return {}
     names = [f"left/worker{rank}" for rank in workers]
     servers = [f"server{rank}" for rank in range(identity.servers)]

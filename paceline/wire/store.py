@@ -271,11 +271,20 @@ class StoreClient:
     """A member's way to the store; any of its threads may ask. Raises TimeoutError where the answer
     takes too long, and another OSError where the keeper is gone."""
 
-    def __init__(self, address: str, port: int, key: JobKey, name: str, seconds: float) -> None:
-        """Waits for the keeper, which may start later, for so many seconds."""
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        key: JobKey,
+        name: str,
+        seconds: float,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """Waits for the keeper, which may start later where one is `patient`, so many seconds."""
         self._address, self._port, self._key, self._name = address, port, key, name
         self._idle: deque[_Way] = deque()
-        self._idle.append(self._open(time.monotonic() + seconds, seconds, patient=True))
+        self._idle.append(self._open(time.monotonic() + seconds, seconds, patient=patient))
 
     def ask(self, request: Request, seconds: float) -> Any:
         deadline = time.monotonic() + seconds

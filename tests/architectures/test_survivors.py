@@ -16,7 +16,7 @@ from tests.architectures.by_hand import Job
 STEPS, BATCH, WORKERS = 80, 12, 3
 
 
-def expected(lost, cut, steps):
+def expected(lost, cut, steps, workers=WORKERS):
     """What one worker makes of the same batches without the lost one's part of some steps."""
     torch.manual_seed(3)
     inputs = torch.randn(6 * STEPS, 6)
@@ -24,7 +24,7 @@ def expected(lost, cut, steps):
     model = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=BATCH, shuffle=True)
-    step, part = 0, BATCH // WORKERS
+    step, part = 0, BATCH // workers
     for _ in range(2):
         for x, y in loader:
             kept = torch.ones(BATCH, dtype=torch.bool)
@@ -51,27 +51,32 @@ def the_loss(job, name):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "servers"),
+    ("architecture", "servers", "lost"),
     [
-        ("server:transport=tcp,chunk=256B", 2),
-        pytest.param("server", 1, marks=pytest.mark.slow),
-        pytest.param("server:update=worker", 2, marks=pytest.mark.slow),
-        pytest.param("server:mode=bounded,staleness=0,transport=tcp", 2, marks=pytest.mark.slow),
+        ("server:transport=tcp,chunk=256B", 2, 1),
+        ("server:transport=tcp,chunk=256B", 2, 0),
+        pytest.param("server", 1, 1, marks=pytest.mark.slow),
+        pytest.param("server", 1, 0, marks=pytest.mark.slow),
+        pytest.param("server:update=worker", 2, 1, marks=pytest.mark.slow),
+        pytest.param("server:update=worker", 2, 0, marks=pytest.mark.slow),
+        pytest.param("server:mode=bounded,staleness=0,transport=tcp", 2, 1, marks=pytest.mark.slow),
     ],
 )
-def test_in_step_the_mean_is_over_those_who_took_part(tmp_path, architecture, servers):
+def test_in_step_the_mean_is_over_those_who_took_part(tmp_path, architecture, servers, lost):
+    """Worker 0 too: the next one keeps the store then, and says what there is to be said."""
     with Job(tmp_path, architecture, WORKERS, servers, STEPS, on_loss="continue") as job:
-        job.kill("worker1")
-        ended = job.endings(but="worker1")
+        job.kill(f"worker{lost}")
+        ended = job.endings(but=f"worker{lost}")
     assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
-    cut, unseen = the_loss(job, "worker1")
+    cut, unseen = the_loss(job, f"worker{lost}")
     assert unseen == 2 * BATCH // WORKERS, "two steps' parts"
-    for name in ("worker0", "worker2"):
-        said = ended[name][1]
+    found = [said for name, (_, said) in ended.items() if name.startswith("worker")]
+    assert len(found) == 2
+    for said in found:
         sizes = [int(line.split()[1]) for line in said.splitlines() if line.startswith("step ")]
         assert sizes == [4] * (cut + 2) + [6] * (STEPS - cut - 2), "halves from one step on"
-        assert weights(said) == pytest.approx(expected(1, cut, 2), abs=1e-5)
-    assert weights(ended["worker0"][1]) == weights(ended["worker2"][1])
+        assert weights(said) == pytest.approx(expected(lost, cut, 2), abs=1e-5)
+    assert weights(found[0]) == weights(found[1])
 
 
 @pytest.mark.parametrize(
@@ -124,10 +129,41 @@ def test_a_step_ahead_of_others_they_go_on_too(tmp_path, architecture):
     assert unseen == 4 * BATCH // WORKERS, "as many steps' parts as they may be ahead, and two"
 
 
-def test_worker_0_keeps_the_store_and_is_named_when_it_is_lost(tmp_path):
-    with Job(tmp_path, "server:transport=tcp", 2, 1, STEPS, on_loss="continue") as job:
-        job.kill("worker0")
-        ended = job.endings(but="worker0")
-    for name, (status, said) in ended.items():
-        assert status == 1, f"{name} went on"
-        assert "worker0 was lost in step " in said, said
+COLOCATED = "server:placement=colocated,chunk=256B"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "workers", "servers", "victims"),
+    [
+        (COLOCATED, 3, 0, [1]),
+        pytest.param(COLOCATED, 3, 0, [0], marks=pytest.mark.slow),
+        pytest.param(COLOCATED, 2, 0, [0], marks=pytest.mark.slow),
+        pytest.param(f"{COLOCATED},update=worker", 3, 0, [2], marks=pytest.mark.slow),
+        pytest.param(COLOCATED, 4, 0, [2, 0], marks=pytest.mark.slow),
+        pytest.param(
+            "server:placement=optimal,chunk=128B,transport=tcp", 3, 1, [1], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_worker_that_serves_leaves_its_chunks_to_the_others(
+    tmp_path, architecture, workers, servers, victims
+):
+    """Weights, momentum and gradients of sealed steps: as if it had left its samples out alone."""
+    lost = [f"worker{rank}" for rank in victims]
+    with Job(tmp_path, architecture, workers, servers, STEPS, on_loss="continue") as job:
+        for number, name in enumerate(lost):
+            job.kill(name, 6 + 20 * number)
+        ended = job.endings()
+    for name in lost:
+        del ended[name]
+    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    cuts = [e.step for e in job.folder.events() if e.kind == "lost" and e.member in lost]
+    assert len(cuts) == len(victims)
+    states = {member.name: member.status for member in job.folder.members()}
+    assert {name for name, state in states.items() if state != "finished"} == set(lost)
+    found = [weights(said) for name, (_, said) in ended.items() if name.startswith("worker")]
+    assert len(found) == workers - len(victims)
+    assert all(one == found[0] for one in found)
+    if len(victims) == 1:
+        alone = expected(victims[0], cuts[0], 2, workers)
+        assert found[0] == pytest.approx(alone, abs=1e-5)

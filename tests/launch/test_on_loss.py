@@ -8,8 +8,9 @@ from paceline.errors import MemberError, SpecError
 from paceline.explain import conclude
 from paceline.explain.failure import failure
 from paceline.launch.losses import BEGUN, Losses, check_on_loss
+from paceline.launch.process import MemberCommand
 from paceline.launch.words import Ending
-from paceline.record import Event, RunFolder
+from paceline.record import Event, RunFolder, checkpoints
 
 
 def asked(architecture, workers=2, **cluster):
@@ -23,7 +24,14 @@ def asked(architecture, workers=2, **cluster):
     ("experiment", "complaint"),
     [
         (asked("pipeline"), "pipeline cannot go on without one of them"),
-        (asked("server:placement=colocated"), "colocated cannot go on without one of them"),
+        (asked("hybrid"), "hybrid cannot go on without one of them"),
+        (asked("server:placement=colocated,mode=async"), "cannot go on without one of them"),
+        (asked("server:mode=bounded"), "takes weights with it: mode=bounded"),
+        (
+            asked("server:placement=colocated,transport=shm"),
+            "takes weights with it: weights lie in",
+        ),
+        (asked("server:placement=colocated,compression=fp16"), "compression=fp16 leaves out"),
         (asked("single", workers=1), "one worker, and nobody to go on"),
     ],
 )
@@ -31,6 +39,11 @@ def test_what_nobody_could_do_is_refused_with_the_way_out(experiment, complaint)
     with pytest.raises(SpecError, match=complaint) as caught:
         check_on_loss(experiment)
     assert "--restarts" in caught.value.fix
+
+
+@pytest.mark.parametrize("kind", ["server", "server:placement=colocated", "ring"])
+def test_what_can_be_done_is_not_refused(kind):
+    check_on_loss(asked(kind))
 
 
 def test_it_is_stop_unless_asked_otherwise():
@@ -93,17 +106,28 @@ def test_a_launcher_lets_a_lost_worker_be_once_all_have_met(begun):
     ("death", "others"),
     [
         (a_death("server0"), ["worker0", "worker1"]),
-        (a_death("worker0"), ["worker1", "server0"]),
         (a_death("worker1", status=2), ["worker0", "server0"]),
         (a_death("worker1"), ["server0"]),
     ],
-    ids=["a server", "worker 0", "refused", "the last"],
+    ids=["a server", "refused", "the last"],
 )
 def test_what_nobody_can_do_without_ends_the_job(begun, death, others):
     folder, begin = begun
     losses = Losses(folder, print)
     begin()
     assert losses.fatal([death], others) == [death]
+
+
+def test_nobody_starts_in_the_place_of_the_lost_without_worker_0_to_ask(begun):
+    folder, begin = begun
+    newcomers = [MemberCommand(name=f"worker{rank}", argv=(), environment={}) for rank in (3, 4)]
+    losses = Losses(folder, print, newcomers)
+    begin()
+    others = ["worker0", "worker1", "worker2", "server0"]
+    assert losses.fatal([a_death("worker1")], others) == []
+    assert [one.name for one in losses.to_start] == ["worker3"]
+    assert losses.fatal([a_death("worker1"), a_death("worker0")], others[2:]) == []
+    assert [one.name for one in losses.to_start] == ["worker3"]
 
 
 def test_a_loss_that_was_survived_is_not_blamed_later(begun):
@@ -117,13 +141,17 @@ def test_a_loss_that_was_survived_is_not_blamed_later(begun):
     assert losses.fatal([survived, at_once], ["worker0"]) == [survived, at_once]
 
 
-def disturbed(kill, *, workers=3, restarts=0, steps=120, kind="server:chunk=4KiB", **workload):
+def disturbed(
+    kill, *, workers=3, servers=2, restarts=0, steps=120, kind="server:chunk=4KiB", **workload
+):
     """A job of real processes in which somebody is killed."""
     asked = {"model": "tests.training.models:that_waits_for_its_faults", "input_shape": (123,)}
     asked |= {"data": "synthetic", "global_batch": 26, **workload}
     experiment = spec.Experiment(
         architecture=spec.parse_architecture(kind),  # small chunks, so that both serve some
-        cluster=spec.Cluster(workers=workers, servers=2, on_loss="continue", restarts=restarts),
+        cluster=spec.Cluster(
+            workers=workers, servers=servers, on_loss="continue", restarts=restarts
+        ),
         workload=spec.Workload(steps=steps, **asked),
     )
     return drill.with_faults(experiment, [spec.parse_fault("kill", one) for one in kill])
@@ -216,8 +244,46 @@ def test_with_restarts_a_new_worker_takes_the_place_of_the_lost(tmp_path):
 
 @pytest.mark.slow
 def test_who_cannot_be_done_without_is_named_and_restarts_help(tmp_path):
-    with pytest.raises(MemberError, match="worker0 was ended by signal 9"):
-        engines.run(disturbed(["worker0@30"]), tmp_path / "stops")
-    folder = engines.run(disturbed(["worker0@30"], restarts=1), tmp_path / "again")
+    with pytest.raises(MemberError, match="server0 was ended by signal 9"):
+        engines.run(disturbed(["server0@30"]), tmp_path / "stops")
+    folder = engines.run(disturbed(["server0@30"], restarts=1), tmp_path / "again")
     assert folder.summary().status == "finished"
     assert len(folder.restarts()) == 1
+
+
+@pytest.mark.slow
+def test_without_worker_0_the_next_one_writes_record_and_checkpoints(tmp_path):
+    job = {"steps": 150, "checkpoint_every": 50, "optimizer": spec.Optimizer(momentum=0.9)}
+    folder = engines.run(disturbed(["worker0@30"], **job), tmp_path / "run")
+    assert folder.summary().status == "finished"
+    assert folder.restarts() == [], "nobody was started again"
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.member == "worker0"
+    assert folder.steps("worker1")[-1].step == 149
+    assert checkpoints.choose(folder.path).manifest.step == 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker0", "worker1"])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"optimizer": spec.Optimizer(name="adam", learning_rate=0.001)},
+        {"optimizer": spec.Optimizer(momentum=0.9), "clip_norm": 1.0},
+    ],
+    ids=["adam", "clips"],
+)
+def test_where_workers_serve_the_last_one_goes_on_alone(tmp_path, victim, workload):
+    kind, steps = "server:placement=colocated,chunk=4KiB", 150
+    experiment = disturbed(
+        [f"{victim}@30"], kind=kind, workers=2, steps=steps, servers=0, **workload
+    )
+    folder = engines.run(experiment, tmp_path / "run")
+    assert folder.summary().status == "finished"
+    assert folder.restarts() == []
+    (event,) = [event for event in folder.events() if event.kind == "lost"]
+    assert event.member == victim
+    left = "worker1" if victim == "worker0" else "worker0"
+    parts = [step.samples for step in folder.steps(left)]
+    assert parts == [13] * (event.step + 2) + [26] * (steps - event.step - 2)
+    assert event.samples == 26

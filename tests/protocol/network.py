@@ -11,6 +11,7 @@ import msgspec
 
 from paceline import spec
 from paceline.protocol.actions import (
+    Adopt,
     Configured,
     Crew,
     Departed,
@@ -39,8 +40,9 @@ from paceline.protocol.messages import (
     Newcomer,
     Orphans,
     Push,
+    Spare,
 )
-from paceline.protocol.plan import Shape, make_plan
+from paceline.protocol.plan import Shape, make_plan, why_no_second_homes, workers_serve
 from paceline.protocol.seat import SeatMachine
 
 MOST_EVENTS = 5_000
@@ -59,8 +61,11 @@ def make(workers, servers, chunks, *, whole=False, **options):
     parameters = [ParameterSize(name=f"p{i}", elements=16) for i in range(chunks)]
     if not servers:
         options["placement"] = "colocated"
-    shape = Shape(workers=workers, servers=servers)
-    plan = make_plan(parameters, spec.Server(chunk="64B", **options), shape, goes_on=whole)
+    server = spec.Server(chunk="64B", **options)
+    shape = Shape(workers=workers, servers=servers, goes_on=whole)
+    if workers_serve(server, shape) and why_no_second_homes(server, shape):
+        shape = Shape(workers=workers, servers=servers)  # refused where others are to go on
+    plan = make_plan(parameters, server, shape)
     rules = msgspec.structs.replace(plan.rules, least_workers=0, leader=None)
     return msgspec.structs.replace(plan, rules=rules)
 
@@ -141,6 +146,11 @@ def part(crew, worker):
     return range(place * SAMPLES // len(crew), (place + 1) * SAMPLES // len(crew))
 
 
+def is_for(flight, seat):
+    """Whether it is a message for the seat of another member, or one for its worker."""
+    return flight[0] in ("message", "again") and flight[3].seat == seat
+
+
 class World:
     """One member's."""
 
@@ -173,8 +183,10 @@ class Network:
         """Seat and chunk -> what its weights have been through: each update, in order."""
         self.weights, self.copies = {}, {}
         """Worker and chunk -> the same of its weights, and of each version's state."""
+        self.adopted = {}
+        """Chunk -> the version it had when it was taken in last."""
         self.moment = 0.0
-        self.payloads = {}
+        self.payloads, self.arriving = {}, ()
         self.flight = []
         """(kind, from, to, what): parcels' messages, departures, work."""
         self.members, self.trainers, self.gone = {}, {}, {}
@@ -208,18 +220,25 @@ class Network:
             self.carry(source, send)
             if isinstance(send.message, Push):
                 self.flight.append(("departed", source, source, send.message.chunk))
+            if isinstance(send.message, Spare):
+                heir = self.plan.seat_of(to)
+                assert to != source
+                assert (heir, send.message.push.chunk) not in self.served
 
     def carry(self, source, send):
         """What its payload says, at the moment it is sent: machines see none."""
         match send.message:
             case Answer(chunk=chunk) | Copy(chunk=chunk):
                 self.payloads[id(send)] = self.served[self.plan.seat_of(source), chunk]
-            case Handed(_, chunk, version):
-                weights = self.weights[source, chunk]
-                state = self.copies.get((source, chunk), {}).get(version)
-                assert send.message.bare or state == weights, "weights and state are of two updates"
-                assert len(weights) == version, "not the version it is said to be"
-                self.payloads[id(send)] = weights
+            case Handed() as handed:
+                self.payloads[id(send)] = self.hand(source, handed)
+
+    def hand(self, source, handed):
+        weights = self.weights[source, handed.chunk]
+        state = self.copies.get((source, handed.chunk), {}).get(handed.version)
+        assert handed.bare or state == weights, "weights and state are of two updates"
+        assert len(weights) == handed.version, "not the version it is said to be"
+        return weights
 
     def unpack(self, to, send):
         """The payload is where the receiver wants it, before it hears of the message."""
@@ -228,10 +247,8 @@ class Network:
                 self.weights[to, chunk] = self.payloads[id(send)]
             case Copy(chunk, version):
                 self.copies.setdefault((to, chunk), {})[version] = self.payloads[id(send)]
-            case Handed(_, chunk, version):
-                seat = self.plan.seat_of(to)
-                if (seat, chunk) not in self.served:
-                    self.adopt(seat, chunk, version, self.payloads[id(send)])
+            case Handed():
+                self.arriving = self.payloads[id(send)]
 
     def adopt(self, seat, chunk, version, weights):
         """What the lost server had done beyond is gone, and nobody may have been told of it."""
@@ -239,6 +256,7 @@ class Network:
         assert all(len(other) <= version for other in told), "an update that was told of is lost"
         assert all(weights[: len(other)] == other for other in told), "other weights"
         self.served[seat, chunk] = weights
+        self.adopted[chunk] = version
         self.versions[chunk] = version
         self.works = [w for w in self.works if w.chunk != chunk or w.step < version]
         for key in [k for k in self.applied if k[0] == chunk and k[3] >= version]:
@@ -247,14 +265,21 @@ class Network:
     def do(self, name, action):
         match action:
             case Keep(push):
-                key = push.chunk, push.worker, push.generation, push.step
+                key = name, push.chunk, push.worker, push.generation, push.step
                 assert key not in self.kept, "a gradient was taken twice"
                 self.kept[key] = push
                 self.pushes.append(push)
             case Drop():
-                push = self.forget(action.chunk, action.worker, action.step)
-                if not self.applied[push.chunk, push.worker, push.generation, push.step]:
+                push = self.forget(name, action.chunk, action.worker, action.step)
+                serves = (self.plan.seat_of(name), push.chunk) in self.served
+                if serves and not self.applied[push.chunk, push.worker, push.generation, push.step]:
                     self.dropped[action.worker, action.chunk] += 1
+            case Adopt(handed):
+                local = f"worker{handed.worker}" == name
+                weights = self.hand(name, handed) if local else self.arriving
+                self.adopt(self.plan.seat_of(name), handed.chunk, handed.version, weights)
+            case Usable(chunk) if (self.plan.seat_of(name), chunk) in self.served:
+                self.weights[name, chunk] = self.served[self.plan.seat_of(name), chunk]
             case Work():
                 self.flight.append(("work", name, name, action))
             case Note():
@@ -268,8 +293,9 @@ class Network:
             case _:
                 raise AssertionError(action)
 
-    def forget(self, chunk, worker, step):
-        found = [k for k in self.kept if (k[0], k[1], k[3]) == (chunk, worker, step)]
+    def forget(self, name, chunk, worker, step):
+        wanted = name, chunk, worker, step
+        found = [k for k in self.kept if (*k[:3], k[4]) == wanted]
         assert found, "a gradient is asked for that is not there"
         return self.kept.pop(found[0])
 
@@ -277,7 +303,7 @@ class Network:
         self.works.append(work)
         if work.kind != "apply":
             for worker, step, _ in work.parts:
-                push = self.forget(work.chunk, worker, step)
+                push = self.forget(name, work.chunk, worker, step)
                 key = work.chunk, worker, push.generation, step
                 self.applied[key] += 1
                 assert self.applied[key] == 1, "a gradient was applied twice"
@@ -378,10 +404,12 @@ class Network:
     def kill(self, worker):
         """It dies: of what it had sent some is lost, and then every seat hears of it."""
         name = f"worker{worker}"
-        assert self.plan.seat_of(name) is None
-        del self.members[name]
         self.gone[name] = self.trainers.pop(name)
         self.killed.add(worker)
+        if (seat := self.plan.seat_of(name)) is not None:
+            self.kill_seat(seat)
+            return
+        del self.members[name]
         self.flight = [
             f for f in self.flight if f[2] != name and (f[1] != name or self.rng.random() < 0.5)
         ]
@@ -389,18 +417,18 @@ class Network:
             self.flight.append(("lost", name, seat.member, None))
 
     def kill_seat(self, seat):
-        """A server dies: of what it had sent to each only the first part comes."""
+        """A server dies, or a worker that serves: of what each of its sides had sent to another
+        only the first part comes."""
         name = self.plan.seats[seat].member
-        assert name.startswith("server")
         del self.members[name]
         self.killed_seats.add(seat)
-        mine = set(self.chunks_of(seat))
-        self.kept = {key: push for key, push in self.kept.items() if key[0] not in mine}
+        self.kept = {key: push for key, push in self.kept.items() if key[0] != name}
         self.served = {key: value for key, value in self.served.items() if key[0] != seat}
-        for to in self.trainers:
-            sent = [f for f in self.flight if f[1:3] == (name, to)]
-            unsent = sent[self.rng.randint(0, len(sent)) :]
-            self.flight = [f for f in self.flight if not any(f is one for one in unsent)]
+        for to in self.members if name.startswith("worker") else self.trainers:
+            for side in (False, True):
+                sent = [f for f in self.flight if f[1:3] == (name, to) and is_for(f, side)]
+                unsent = sent[self.rng.randint(0, len(sent)) :]
+                self.flight = [f for f in self.flight if not any(f is one for one in unsent)]
             self.flight.append(("lost", name, to, None))
         self.flight = [f for f in self.flight if f[2] != name]
 
@@ -408,11 +436,12 @@ class Network:
         return [chunk for one, chunk in self.served if one == seat]
 
     def can_lose(self, worker):
-        """One that serves takes its chunks with it; where steps close as a whole somebody who takes
-        part must be left, or the job is over."""
+        """One that serves takes its chunks with it, unless they have second homes; where steps
+        close as a whole somebody who takes part must be left, or the job is over."""
         name, whole = f"worker{worker}", self.plan.rules.whole
         others = [t for n, t in self.trainers.items() if n != name and not (t.done or t.joins)]
-        return self.plan.seat_of(name) is None and bool(others or not whole)
+        stays = self.plan.seat_of(name) is not None and not self.plan.rules.second_homes
+        return not stays and bool(others or not whole)
 
     def join(self, worker):
         name = f"worker{worker}"
@@ -428,7 +457,11 @@ class Network:
             # The job was over before it could take in some who asked.
             waiting = {n: out for n, out in waiting.items() if self.trainers[n].machine.generation}
         assert not waiting, "someone waits for ever"
-        left = [key for key in self.kept if key[1] not in self.killed]
+        left = [
+            key
+            for key in self.kept
+            if key[2] not in self.killed and (self.plan.seat_of(key[0]), key[1]) in self.served
+        ]
         assert not left, "a gradient was taken and never summed"
         assert all(m.seat.over for m in self.members.values() if m.seat is not None)
         rules = self.plan.rules

@@ -103,7 +103,7 @@ def test_a_worker_tells_what_it_has_and_sends_again_what_was_not_answered():
     assert told.to == "server0"
     holdings = [Holding(lost[0], 2, True, False, -1)]
     holdings += [Holding(chunk, 1, False, False, 1) for chunk in lost[1:]]
-    assert told.message == Orphans(0, (1,), tuple(holdings))
+    assert told.message == Orphans(0, (1,), tuple(holdings), sealed=2)
     assert [send.message.chunk for send in again] == lost[1:]
     assert machine.handle(Rescue(lost[0], 2)) == [
         Send("server0", Handed(0, lost[0], 2), lost[0], seat=True)
@@ -238,7 +238,12 @@ def test_the_last_server_cannot_be_done_without():
         ({}, Shape(workers=2, servers=2, hosts=(0, 0, 0, 0)), "transport=tcp"),
         ({"transport": "tcp"}, Shape(workers=2, servers=2, hosts=(0, 0, 0, 0)), ""),
         ({"mode": "bounded"}, Shape(workers=2, servers=2), "mode=bounded"),
-        ({"placement": "colocated"}, Shape(workers=2), "placement=colocated"),
+        ({"placement": "colocated"}, Shape(workers=2), ""),
+        ({"placement": "colocated"}, Shape(workers=2, hosts=(0, 0)), "transport=tcp"),
+        ({"placement": "colocated"}, Shape(workers=2, hosts=(0, 0), goes_on=True), ""),
+        ({"placement": "colocated", "mode": "async"}, Shape(workers=2), "mode=async"),
+        ({"placement": "colocated", "compression": "fp16"}, Shape(workers=2), "compression=fp16"),
+        ({"placement": "optimal"}, Shape(workers=3, servers=1), ""),
         ({"device": "cuda"}, Shape(workers=2, servers=2), "GPU"),
     ],
 )

@@ -36,6 +36,8 @@ class Job(Network):
 
     def __init__(self, schedule: Schedule, machines: Any = (ExchangeMachine, SeatMachine)) -> None:
         asked = {**schedule.mode, "whole": schedule.whole}
+        if schedule.inside and schedule.servers:
+            asked["placement"] = "optimal"
         plan = make(schedule.workers, schedule.servers, schedule.chunks, **asked)
         script = {"schedule": schedule.changes_rate, "touches": schedule.clips}
         rng = random.Random(schedule.seed)
@@ -88,7 +90,7 @@ class Job(Network):
                 self.paused[one] = until
             case "cut" if one != other:
                 self.cuts[frozenset((one, other))] = until
-            case "join" if not self.killed_seats:  # who comes later is told that it cannot
+            case "join" if self._takes_newcomers():
                 self.join(self.newest)
                 self.newest += 1
             case "kill":
@@ -96,31 +98,49 @@ class Job(Network):
             case "kill server":
                 self._kill_server(trouble.who)
 
+    def _takes_newcomers(self) -> bool:
+        """Who comes after a server was lost is told that it cannot."""
+        inside = any(seat.worker is not None for seat in self.plan.seats)
+        return not self.killed_seats and not (inside and self.plan.rules.second_homes)
+
     def _kill_one(self, number: int) -> None:
         able = [t.machine.worker for t in self.trainers.values() if not t.done]
         able = [worker for worker in able if self.can_lose(worker)]
         if able:
             self.may_stop |= self.is_rehoming()
             worker = able[number % len(able)]
+            seat = self.plan.seat_of(f"worker{worker}")
+            if seat is not None:
+                self.may_stop |= self._is_early(seat) or self._is_undecided()
             self.lost_at[worker] = self.trainers[f"worker{worker}"].machine.step
             self.kill(worker)
 
     def _kill_server(self, number: int) -> None:
         able = [s for s in range(len(self.plan.seats)) if s not in self.killed_seats]
         able = able if self.plan.rules.second_homes and len(able) > 1 else []
+        able = [seat for seat in able if self.plan.seats[seat].worker is None]
         if not able or self.is_rehoming() or not any(not t.done for t in self.trainers.values()):
             return
         seat = able[number % len(able)]
-        answered: dict[int, int] = {}
-        for (_, chunk), weights in self.weights.items():
-            answered[chunk] = max(answered.get(chunk, 0), len(weights))
-        oldest = min((answered.get(chunk, 0) for chunk in self.chunks_of(seat)), default=1)
         self.may_stop |= (
-            oldest < max((1, *self.cuts_of()))  # not updated yet, or not without the lost
+            self._is_early(seat)
             or any(t.joins or t.machine.step >= t.steps for t in self.trainers.values())
             or self._is_undecided()
         )
         self.kill_seat(seat)
+
+    def _is_early(self, seat: int) -> bool:
+        """Some chunk of it was not updated yet, or not without those that are lost, or not since it
+        was taken in: the state may be with the worker beside it alone."""
+        answered: dict[int, int] = {}
+        for (_, chunk), weights in self.weights.items():
+            answered[chunk] = max(answered.get(chunk, 0), len(weights))
+        mine = self.chunks_of(seat)
+        news = [chunk for chunk in mine if answered.get(chunk, 0) <= self.adopted.get(chunk, -1)]
+        if news and self.plan.seats[seat].worker is not None:
+            return True
+        oldest = min((answered.get(chunk, 0) for chunk in mine), default=1)
+        return oldest < max((1, *self.cuts_of()))
 
     def _is_undecided(self) -> bool:
         """Somebody has not heard yet from which step on another is there or not."""
@@ -130,10 +150,13 @@ class Job(Network):
         return any(s._admission.pending for s in seats) or any(k != self.killed for k in known)
 
     def is_rehoming(self) -> bool:
-        """Chunks of a lost server are not all at their new homes, with what had gone to it."""
+        """Not everybody has heard of a lost server, or its chunks are not all at their new homes,
+        with what had gone to it."""
         seats = [member.seat for member in self.members.values() if member.seat is not None]
+        workers = [t.machine for t in self.trainers.values() if not t.done]
         served = {chunk for _, chunk in self.served}
-        has_heard = all(len(s._homes.lost) == len(self.killed_seats) for s in seats)
+        num_lost = len(self.killed_seats)
+        has_heard = all(len(one._homes.lost) == num_lost for one in (*seats, *workers))
         is_open = any(s._homes.is_open for s in seats)
         return len(served) < len(self.plan.owners) or not has_heard or is_open
 

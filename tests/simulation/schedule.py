@@ -46,6 +46,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     servers: int
     """None: the workers serve."""
 
+    inside: bool = False
+    """Workers serve beside servers."""
+
     chunks: int
     steps: int
     twice: bool = False
@@ -75,6 +78,7 @@ def draw(seed: int) -> Schedule:
         clips=mode["mode"] == "sync" and rng.random() < 0.3,
         troubles=tuple(_trouble(rng) for _ in range(rng.randint(0, 5))),
         whole=mode["mode"] in NAMED and rng.random() < 0.7,
+        inside=rng.random() < 0.2,
     )
 
 
@@ -100,7 +104,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     troubles = schedule.troubles
     for at in range(len(troubles)):
         yield replace(schedule, troubles=(*troubles[:at], *troubles[at + 1 :]))
-    for flag in ("twice", "changes_rate", "clips", "whole"):
+    for flag in ("twice", "changes_rate", "clips", "whole", "inside"):
         if getattr(schedule, flag):
             yield replace(schedule, **{flag: False})
     for number in ("steps", "chunks", "servers", "workers"):

@@ -185,7 +185,48 @@ class SendsNothingAgain(ExchangeMachine):
         return [a for a in super()._lose_seat(member) if not isinstance(a, Send) or not a.payload]
 
 
+class ForgetsItsOwn(ExchangeMachine):
+    """Invariant: progress; what a worker that serves keeps to itself is lost with it."""
+
+    def _send_twice(self, push):
+        return [self._send(push)]
+
+
+class SealsWithoutSpares(SeatMachine):
+    """Invariant: a sealed step can be made; a seat does not wait for what it would take over."""
+
+    def _is_full(self, step):
+        self._homes.due_spares = lambda crew: []
+        return super()._is_full(step)
+
+
+class KeepsItsStateAtHome(SeatMachine):
+    """Invariant: what a worker was told of is with another; the second home is in the same
+    process."""
+
+    def _copy(self, chunk, slot):
+        self._own_worker, own = None, self._own_worker
+        actions = super()._copy(chunk, slot)
+        self._own_worker = own
+        return actions
+
+
+class TakesInBeforeItIsDecided(SeatMachine):
+    """Invariant: one membership; a new home does not wait for the step from which on the lost do
+    not count."""
+
+    def _rescue(self):
+        doubted, self._losses.doubted = self._losses.doubted, set()
+        actions = super()._rescue()
+        self._losses.doubted = doubted
+        return actions
+
+
 MUTANTS = [
+    (ForgetsItsOwn, SeatMachine),
+    (ExchangeMachine, SealsWithoutSpares),
+    (ExchangeMachine, KeepsItsStateAtHome),
+    (ExchangeMachine, TakesInBeforeItIsDecided),
     (ExchangeMachine, AnswersBeforeItIsCopied),
     (ExchangeMachine, TakesWhatComesFirst),
     (SendsNothingAgain, SeatMachine),

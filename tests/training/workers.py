@@ -18,7 +18,7 @@ class Worker:
     def __init__(self, rank: int, workers: int, store: HashStore) -> None:
         self.rank, self.workers, self.store = rank, workers, store
         self.members = tuple(range(workers))
-        self.has_joined = False
+        self.has_joined = self.has_heirs = False
         self.survivors = SimpleNamespace(go_on=False)
         self.clock = StepClock()
         self.is_training: bool | None = True
@@ -27,6 +27,10 @@ class Worker:
         self.gradients = ScaledGradients([trained], lambda error: None)
         self.notes: list[str] = []
         self.shards = 0
+
+    @property
+    def leader(self) -> int:
+        return self.members[0]
 
     def count_shard(self) -> None:
         self.shards += 1

@@ -19,17 +19,13 @@ from paceline.architectures.server.exchange.opening import serve
 from paceline.architectures.server.exchange.plan import shape_of
 from paceline.architectures.server.streaming import Streaming
 from paceline.architectures.server.synchronous import SynchronousServer
-from paceline.errors import SpecError
-from paceline.protocol.plan import check, placement_of
+from paceline.protocol.plan import check
 
 
 def build(options: spec.Server, context: Context) -> Architecture:
     """One worker's side."""
     shape = shape_of(context.identity)
     check(options, shape)
-    if context.identity.goes_on and placement_of(options, shape) != "dedicated":
-        problem = "workers serve, and one that is lost takes weights with it."
-        raise SpecError("--on-loss", problem, "add --servers 1, or write stop.")
     if options.exclusive:
         return SynchronousServer(options, context)
     return AsynchronousServer(options, context)

@@ -55,7 +55,7 @@ class AsynchronousServer:
         self._exchange = exchange = Exchange(self._options, self._context, exchanged)
         known = {id(tensor) for tensor in exchanged.tensors}
         rest = [t for t in trained.everything() if id(t) not in known and t.numel()]
-        share_rest(rest, exchange.meeting, exchange.leads)
+        share_rest(rest, exchange.meeting, self._context.identity.rank)
         self._streaming = Streaming(
             exchange,
             self._context,

@@ -81,7 +81,7 @@ class SynchronousServer:
         style = self._style_to_join() if self._joins else None
         self._open()
         first = Meeting(of_generation(self._context, 0))
-        share_rest(self._rest(), first, self._opened.leads)
+        share_rest(self._rest(), first, self._context.identity.rank)
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
         trained.optimizers[-1].register_step_post_hook(self._after_step)
@@ -112,13 +112,16 @@ class SynchronousServer:
         return torch.nn.utils.clip_grad_norm_(self._opened.exchanged.tensors, max_norm)
 
     def settle(self) -> None:
-        """Weights are there, and buffers (the statistics of batch norm) are worker 0's."""
+        """Weights are there, and buffers (the statistics of batch norm) are the leader's."""
         if self._streaming is not None:
             self._streaming.settle()
         if self._joins:  # how often the others have done it is not known here
             return
         buffers = [b for b in self._trained.model.buffers() if b.numel()]
-        share_rest(buffers, self._opened.meeting, self._opened.leads, f"settled{self._settled}")
+        opened, key = self._opened, f"settled{self._settled}"
+        identity, lost = self._context.identity, opened.worker.lost
+        may_be_lost = lost if identity.goes_on else None
+        share_rest(buffers, opened.meeting, identity.rank, key, opened.leader, may_be_lost)
         self._settled += 1
 
     def state(self) -> dict[str, Any]:
@@ -189,8 +192,9 @@ class SynchronousServer:
 
     def _reopen(self) -> None:
         """The script trains something else now."""
-        if self._opened.lost_servers:
-            lost = " and ".join(self._opened.lost_servers)
+        workers = [f"worker{rank}" for rank in sorted(self._opened.worker.lost)]
+        if gone := [*self._opened.lost_servers, *workers]:
+            lost = " and ".join(gone)
             raise ExchangeError(
                 f"the script trains other tensors than before, and {lost} was lost."
             )
@@ -352,12 +356,17 @@ class SynchronousServer:
             self._context.note(f"servers average, workers update: of the script, {why}.")
 
     def _start_streaming(self, style: Style, key: str) -> None:
-        self._opened.worker.serve_anew()
-        assign_weights(self._opened)
+        opened, leader = self._opened, self._opened.leader
+        opened.worker.serve_anew()
+        assign_weights(opened)
         self._stream(style)
-        if self._opened.leads:  # others may ask for the weights and the state it has sent
-            self._opened.worker.confirm()
-        self._opened.gather(f"{key}/assigned", "")
+        if opened.leads:  # others may ask for the weights and the state it has sent
+            opened.worker.confirm()
+        opened.gather(f"{key}/assigned", "")
+        if leader in opened.worker.lost:
+            raise ExchangeError(
+                f"worker{leader} was lost while it gave the servers weights and state."
+            )
         self._tell_who_joins(str(int(style)))
 
     def _stream(self, style: Style) -> None:

@@ -1,6 +1,6 @@
 """How gradients get from a worker to a seat, and weights back: three ways, one interface.
 
-    Local     inside one process: tensors as they are
+    Local     inside one process: tensors as they are (`Spared`: and to another seat beside it)
     Shared    between processes of one host: in memory that both see
     Wire      in parcels, from where the values lie to where they belong
 
@@ -67,19 +67,46 @@ class Carriers(dict[str, Carrier]):
 
 
 class Local(Carrier):
-    def __init__(self, held: Flats, served: Flats) -> None:
-        self._held, self._served = held, served
+    def __init__(self, held: Flats, served: Flats, wire: "Wire | None" = None) -> None:
+        """`wire`: where a gradient may be that was made when its chunk was served elsewhere."""
+        self._held, self._served, self._wire = held, served, wire
         self._made: dict[int, list[Piece]] = {}
 
     def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
         self._made[chunk] = pieces
 
     def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
+        if chunk not in self._made and self._wire is not None:
+            return self._wire.kept(chunk)
         return self._made.pop(chunk)
 
     def take_weights(self, chunk: int, payloads: Payloads) -> None:
         if self._held is not self._served:
             self._held.chunk(chunk).copy_(self._served.chunk(chunk))
+
+
+class Spared(Carrier):
+    """Of a worker that serves: inside its process, and to the seat that keeps a spare."""
+
+    def __init__(self, local: Local, wire: "Wire") -> None:
+        self._local, self._wire = local, wire
+
+    def moves(self, chunk: int) -> int:
+        return self._wire.moves(chunk)
+
+    def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
+        self._local.put_gradient(chunk, pieces)
+        self._wire.put_gradient(chunk, pieces)
+
+    def gradient_payloads(self, chunk: int) -> list[memoryview]:
+        return self._wire.gradient_payloads(chunk)
+
+    def take_weights(self, chunk: int, payloads: Payloads) -> None:
+        self._wire.forget(chunk)
+        self._local.take_weights(chunk, payloads)
+
+    def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
+        return self._local.take_gradient(chunk, payloads)
 
 
 class Shared(Carrier):
@@ -127,6 +154,17 @@ class Wire(Carrier):
         if self._keeps:
             self._sent[chunk] = payload
         return [payload]
+
+    def kept(self, chunk: int) -> list[Piece]:
+        """A gradient that was made, and perhaps sent, and is not answered."""
+        if chunk in self._made:
+            return self._made[chunk]
+        return self.take_gradient(chunk, [self._sent[chunk]])
+
+    def forget(self, chunk: int) -> None:
+        """It is answered."""
+        self._made.pop(chunk, None)
+        self._sent.pop(chunk, None)
 
     def _encoded(self, chunk: int) -> memoryview:
         pieces, like = self._made.pop(chunk), self._weights.chunk(chunk)

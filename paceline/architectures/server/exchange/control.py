@@ -43,6 +43,7 @@ AnyMessage = (
     | messages.Settled
     | messages.Gone
     | messages.Newcomer
+    | messages.Spare
     | messages.Gathered
     | messages.Sealed
     | messages.Doubted

@@ -6,6 +6,7 @@ worker's side, by the server's. Nothing is decided.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -18,6 +19,7 @@ from paceline.architectures.server.exchange.worker import WorkerSide
 from paceline.architectures.server.seat.serving import ServerSide
 from paceline.protocol.actions import (
     Action,
+    Adopt,
     Blamed,
     Crew,
     Departed,
@@ -64,6 +66,8 @@ class MemberLoop:
         """Of the parcel that is being handled."""
         self._asked_early: list[control.FetchState] = []
         """For the state of chunks that this seat takes in and does not have yet."""
+        self._closed: Counter[str] = Counter()
+        """Member -> connections that have."""
         self._arrived = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="paceline-loop", daemon=True)
@@ -103,10 +107,18 @@ class MemberLoop:
                     self._take(worker, parcel)
                     self._drain(worker)
             while post.lost:  # all that they had sent has been told
-                self._member.lose(post.lost.popleft())
+                self._lose(post.lost.popleft())
             idle = self._member.work(self._arrived + TURN_SECONDS)
             if worker is not None:
                 worker.release()
+
+    def _lose(self, peer: str) -> None:
+        """Between two that serve there are two connections: what came by either has been told when
+        both have closed."""
+        self._closed[peer] += 1
+        serve_both = all(self._plan.seat_of(name) is not None for name in (peer, self._post.name))
+        if self._closed[peer] == (2 if serve_both else 1):
+            self._member.lose(peer)
 
     def _look(self) -> list[Parcel[AnyMessage]]:
         """Parcels that come within moments, while the training thread waits."""
@@ -153,10 +165,6 @@ class MemberLoop:
             match message:
                 case control.FetchState() if server.lacks(message.chunk):
                     self._asked_early.append(message)
-                case Handed():
-                    server.adopt(message, parcel.payloads)
-                    self._member.receive(message, for_seat=True)
-                    self._send_asked_early(server, message.chunk)
                 case control.FetchState():
                     self._send_state(server, f"worker{message.worker}", message.chunk)
                 case control.AssignState():
@@ -168,6 +176,13 @@ class MemberLoop:
                     self._member.receive(message, for_seat=True)
                 case _:
                     self._member.receive(message, for_seat=True)
+
+    def _adopt(self, server: ServerSide, handed: Handed) -> None:
+        worker, payloads = self._worker, self._payloads
+        if worker is not None and handed.worker == worker.machine.worker:
+            handed, payloads = worker.hand(handed)
+        server.adopt(handed, payloads)
+        self._send_asked_early(server, handed.chunk)
 
     def _send_asked_early(self, server: ServerSide, chunk: int) -> None:
         early = [asked for asked in self._asked_early if asked.chunk == chunk]
@@ -242,13 +257,14 @@ class MemberLoop:
                 self._server.keep(push, self._payloads, self._arrived)
             case Work() if self._server is not None:
                 self._member.finished(action, self._server.work(action))
+            case Adopt(handed) if self._server is not None:
+                self._adopt(self._server, handed)
             case Drop() if self._server is not None:
                 self._server.drop(action)
             case Normed() | Blamed() if self._worker is not None:
                 self._worker.answer(action)
             case Crew() if self._worker is not None:
-                self._worker.lost.update(action.lost)
-                self._worker.crew.append(action)
+                self._worker.change(action)
             case KeepCopy(copy) if self._worker is not None:
                 self._worker.keep_copy(copy, self._payloads)
             case Rehomed() if self._worker is not None:

@@ -37,13 +37,13 @@ class Exchange:
         self._read = self._member.read
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
         self.is_shared = self._member.plan.rules.shared
-        self.leads = context.identity.rank == 0
         self.cutter = Cutter(
             exchanged.names, exchanged.tensors, self.layout, self.worker, context.weight
         )
         founders = () if context.identity.founders else range(context.identity.workers)
         self._crew: set[int] = set(founders)
         self.lost_servers: list[str] = []
+        self.worker.lost_from = context.lost_from
         self._changes: list[Crew] = []
         """Of the crew, that hold from a later step on."""
         if context.identity.founders:
@@ -53,6 +53,15 @@ class Exchange:
     def view(self, index: int) -> Tensor:
         """What has come for a tensor, in its shape."""
         return self._read.parameter(index, self.exchanged.tensors[index])
+
+    @property
+    def leader(self) -> int:
+        """The worker that speaks for all in the next step: worker 0 while it is there."""
+        return min(self._crew, default=0)
+
+    @property
+    def leads(self) -> bool:
+        return not self._context.identity.founders and self._context.identity.rank == self.leader
 
     @property
     def serves_apart(self) -> bool:
@@ -94,6 +103,8 @@ class Exchange:
         """Take note of who has come or gone; `steps` are done, and the next has not begun."""
         while self.worker.rehomed:
             lost = self.worker.rehomed.popleft()
+            if lost.member.startswith("worker"):  # that it is lost is told as a worker's loss
+                continue
             self.lost_servers.append(lost.member)
             self._context.server_lost(lost.member, lost.step)
         while self.worker.crew:
@@ -121,7 +132,7 @@ class Exchange:
     def close(self, *, failed: bool, again: bool = False) -> None:
         """`again`: the next generation follows."""
         self.greet()
-        if self.leads:
+        if self.leads or self._context.identity.goes_on:  # who leads may be lost by now
             Meeting(self._context).leave(f"again/{self._generation}", again)
         failed = failed or self.worker.failure is not None
         seconds = CLOSING_SECONDS if failed else self._context.deadline_seconds

@@ -16,7 +16,7 @@ from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.messages import Settings
-from paceline.protocol.plan import Shape, make_plan
+from paceline.protocol.plan import Shape, make_plan, workers_serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,8 @@ def refuse_sparse(model: torch.nn.Module) -> None:
 def shape_of(identity: Identity) -> Shape:
     members = identity.workers + identity.servers
     hosts = (0,) * members if identity.on_one_host else ()
-    return Shape(workers=identity.workers, servers=identity.servers, hosts=hosts)
+    workers, servers, goes_on = identity.workers, identity.servers, identity.goes_on
+    return Shape(workers=workers, servers=servers, hosts=hosts, goes_on=goes_on)
 
 
 def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity) -> JobPlan:
@@ -83,9 +84,12 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         )
         for name, tensor, group in named
     ]
-    shape, goes_on = shape_of(identity), identity.goes_on
-    plan = make_plan(sizes, options, shape, exchanged.settings, goes_on=goes_on)
+    shape = shape_of(identity)
+    plan = make_plan(sizes, options, shape, exchanged.settings)
     if is_apart(exchanged.device):  # gradients leave from memory that the next ones are written to
+        if shape.goes_on and workers_serve(options, shape):
+            problem = "workers serve, and compute on GPUs: what a lost one had nobody else has."
+            raise SpecError("--on-loss", problem, "add --servers, or write stop and --restarts.")
         rules = msgspec.structs.replace(plan.rules, second_homes=False)
         plan = msgspec.structs.replace(plan, rules=rules)
     return JobPlan(

@@ -15,8 +15,15 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.compression import make_codec
-from paceline.architectures.server.exchange.carriers import Carrier, Carriers, Local, Shared, Wire
+from paceline.architectures.compression import Codec, make_codec
+from paceline.architectures.server.exchange.carriers import (
+    Carrier,
+    Carriers,
+    Local,
+    Shared,
+    Spared,
+    Wire,
+)
 from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange.device import (
     DeviceWorker,
@@ -90,26 +97,35 @@ class Meeting:
         names = [f"worker{rank}" for rank in range(workers)]
         return [self.read(f"{key}/{name}", str, name) for name in names]
 
-    def collect(
-        self, key: str, note: str, workers: int, lost: Collection[int], by: str = "worker0"
-    ) -> list[str]:
-        """As `gather`, where workers may be `lost` meanwhile: one collects what is there, and all
-        go by that."""
+    def collect(self, key: str, note: str, workers: int, lost: Collection[int]) -> list[str]:
+        """As `gather`, where workers may be `lost` meanwhile: the first who is there collects what
+        is left, and all go by that."""
         self.leave(f"{key}/{self._name}", note)
-        if self._name == by:
-            end = time.monotonic() + self._seconds
-            notes: list[str] = []
-            for rank in range(workers):
-                own, name = f"{key}/worker{rank}", f"worker{rank}"
-                while not self.has(own) and rank not in lost:
-                    if time.monotonic() > end:
-                        operation = f"{self._name} reads the note {own}"
-                        raise DeadlineError(operation, self._seconds, [name])
-                    time.sleep(COLLECTING_SECONDS)
-                if self.has(own):
-                    notes.append(self.read(own, str, name))
-            self.leave(f"{key}/all", notes)
-        return self.read(f"{key}/all", list[str], by)
+        end = time.monotonic() + self._seconds
+        while not self.has(f"{key}/all"):
+            there = [rank for rank in range(workers) if rank not in lost]
+            missing = [f"worker{r}" for r in there if not self.has(f"{key}/worker{r}")]
+            if not missing and self._name == f"worker{there[0]}":
+                found = [f"{key}/worker{rank}" for rank in range(workers)]
+                notes = [self.read(own, str, own) for own in found if self.has(own)]
+                self.leave(f"{key}/all", notes)
+            elif time.monotonic() > end:
+                operation = f"{self._name} reads the notes {key}"
+                raise DeadlineError(operation, self._seconds, missing or [f"worker{there[0]}"])
+            else:
+                time.sleep(COLLECTING_SECONDS)
+        return self.read(f"{key}/all", list[str], "worker0")
+
+    def read_unless_lost(
+        self, key: str, kind: type[T], rank: int, lost: Collection[int] | None
+    ) -> T:
+        """As `read`, where its author may be `lost` meanwhile: raises LookupError then."""
+        end = time.monotonic() + self._seconds
+        while lost is not None and not self.has(key) and time.monotonic() < end:
+            if rank in lost:
+                raise LookupError(key)
+            time.sleep(COLLECTING_SECONDS)
+        return self.read(key, kind, f"worker{rank}")
 
     def key(self, given: str, leads: bool) -> JobKey:
         """The job's key: the launcher's, or one that worker 0 makes where it gave none."""
@@ -183,7 +199,8 @@ class WorkerMember(Member):
                 if time.monotonic() > end:
                     break
                 time.sleep(LEAVING_SECONDS)
-        while self.server is not None and not self.server.machine.over:
+        others_go_on = failed and self.plan.rules.second_homes
+        while not (self.server is None or self.server.machine.over or others_go_on):
             if time.monotonic() > end or self.worker.failure is not None:
                 break
             time.sleep(0.01)
@@ -210,12 +227,18 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     if held is not served:
         write_tensors(exchanged.tensors, held)
     store = served or (held if exclusive else Flats.private(plan.layout))
-    local = Local(held, store)
+    codec = make_codec(options.compression, options.topk_fraction)
+    wire = Wire(held, codec, keeps=plan.rules.second_homes)
+    local = Local(held, store, wire)
     server = None
     if plan.seat_of(identity.name) is not None:
         server = _make_server(options, context, plan, meeting, store, local)
     staging = open_staging(context, exchanged.device, plan.layout, held, gradients)
-    worker = _make_worker(options, context, plan, post, held, store, gradients, local, staging)
+    apart: Carrier = wire
+    if gradients is not None:
+        apart = Shared(gradients, held, store, copies=plan.rules.copies)
+    inside = Spared(local, wire) if plan.rules.second_homes else local
+    worker = _make_worker(context, plan, post, held, codec, (apart, inside), staging)
     loop = MemberLoop(plan, post, worker, server, context.note)
     member = WorkerMember(
         plan=plan,
@@ -366,26 +389,22 @@ def _make_server(
 
 
 def _make_worker(
-    options: spec.Server,
     context: Context,
     plan: JobPlan,
     post: Post[AnyMessage],
     held: Flats,
-    store: Flats,
-    gradients: Flats | None,
-    local: Local,
+    codec: Codec,
+    ways: tuple[Carrier, Carrier],
     staging: Staging | None,
 ) -> WorkerSide:
-    codec = make_codec(options.compression, options.topk_fraction)
-    apart: Carrier = Wire(held, codec, keeps=plan.rules.second_homes)
-    if gradients is not None:
-        apart = Shared(gradients, held, store, copies=plan.rules.copies)
-    own = plan.seat_of(post.name)
+    """`ways`: to other members' seats, and to the one in this process."""
+    (apart, inside), own = ways, plan.seat_of(post.name)
     common: dict[str, Any] = {
         "plan": plan,
         "machine": ExchangeMachine(plan, context.identity.rank),
         "held": held,
-        "carriers": [local if owner == own else apart for owner in plan.owners],
+        "carriers": [inside if owner == own else apart for owner in plan.owners],
+        "inside": inside,
         "codec": codec,
         "wake": post.wake,
         "deadline_seconds": context.deadline_seconds,
@@ -418,18 +437,30 @@ def _share_weights(
     worker.wait_all()
 
 
-def share_rest(tensors: Sequence[Tensor], meeting: Meeting, leads: bool, key: str = "rest") -> None:
-    """Give every worker worker 0's values of what is not exchanged: buffers, frozen weights.
+def share_rest(
+    tensors: Sequence[Tensor],
+    meeting: Meeting,
+    rank: int,
+    key: str = "rest",
+    leader: int = 0,
+    lost: Collection[int] | None = None,
+) -> None:
+    """Give every worker the leader's values of what is not exchanged: buffers, frozen weights.
 
     Afterwards buffers are each worker's own, as means and variances of batch norm are of the
-    batches it saw. A checkpoint of worker 0 holds worker 0's.
+    batches it saw. A checkpoint of worker 0 holds worker 0's. Without a leader that is `lost`
+    meanwhile each keeps its own.
     """
     with torch.no_grad():
         for number, tensor in enumerate(tensors):
-            if leads:
+            if rank == leader:
                 flat = tensor.detach().cpu().contiguous().view(-1)
                 meeting.leave(f"{key}/{number}", bytes(flat.view(torch.uint8).numpy()))
             else:
-                data = bytearray(meeting.read(f"{key}/{number}", bytes, "worker0"))
+                try:
+                    told = meeting.read_unless_lost(f"{key}/{number}", bytes, leader, lost)
+                except LookupError:
+                    return
+                data = bytearray(told)
                 values = torch.frombuffer(data, dtype=torch.uint8).view(tensor.dtype)
                 tensor.copy_(values.view(tensor.shape))

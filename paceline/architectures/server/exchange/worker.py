@@ -67,18 +67,23 @@ class WorkerSide:
         machine: ExchangeMachine,
         held: Flats,
         carriers: Sequence[Carrier],
+        inside: Carrier | None = None,
         codec: Codec,
         wake: Callable[[], None],
         deadline_seconds: float,
     ) -> None:
-        """`held`: where this worker reads weights. `carriers`: of each chunk. `wake`: has the loop
-        look at `requests`."""
-        self.machine, self.codec, self.carriers = machine, codec, carriers
+        """`held`: where this worker reads weights. `carriers`: of each chunk. `inside`: to the seat
+        in this process, should others' chunks come there. `wake`: has the loop look at
+        `requests`."""
+        self.machine, self.codec, self.carriers = machine, codec, list(carriers)
+        self._inside = inside
         self.requests: deque[Request] = deque()
         self.crew: deque[Crew] = deque()
         """Changes of who is in the job, for the training thread to take between steps."""
         self.lost: set[int] = set()
         """Workers that are known to be lost, from whichever step on."""
+        self.lost_from: Callable[[int, int], None] = lambda worker, step: None
+        """See `Context`."""
         self.rehomed: deque[Rehomed] = deque()
         """Servers that were lost, for the training thread to take note of between steps."""
         self.failure: BaseException | None = None
@@ -285,6 +290,13 @@ class WorkerSide:
             self._copies[action.chunk] = {v: c for v, c in kept.items() if v >= action.version}
         self._freed.append(action.chunk)
 
+    def change(self, crew: Crew) -> None:
+        """Somebody comes or is lost."""
+        for worker in crew.lost:
+            self.lost_from(worker, -1 if crew.cut is None else crew.cut)
+        self.lost.update(crew.lost)
+        self.crew.append(crew)
+
     def release(self) -> None:
         """Let the training thread go on with what has come."""
         if not self._freed:
@@ -339,6 +351,9 @@ class WorkerSide:
             [self._plan.seats[owner].member for owner in action.owners],
         )
         self.rehomed.append(action)
+        for chunk, owner in enumerate(action.owners):
+            if owner == self.machine.own_seat and self._inside is not None:
+                self.carriers[chunk] = self._inside
         for chunk in self._fetching:
             if before[chunk] == action.member:
                 self._ask_owner(chunk, control.FetchState(self.machine.worker, chunk))
