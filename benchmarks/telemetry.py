@@ -24,7 +24,8 @@ from torch.nn import functional
 from paceline import models, spec
 from paceline.record import RunFolder
 from paceline.training import optimizers
-from paceline.training.session import Session, init
+from paceline.training.entering import init
+from paceline.training.session import Session
 
 TARGET_FRACTION = 0.01
 SETTINGS = {"tutorial-cnn": ((3, 32, 32), 32), "resnet50": ((3, 32, 32), 32)}

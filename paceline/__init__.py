@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.training.entering import init
     from paceline.training.script import (
         barrier,
         clip_grad_norm_,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         settle,
         workers,
     )
-    from paceline.training.session import init
     from paceline.training.sharding import shard
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
     "workers",
 ]
 
-_ELSEWHERE = {"init": "paceline.training.session", "shard": "paceline.training.sharding"}
+_ELSEWHERE = {"init": "paceline.training.entering", "shard": "paceline.training.sharding"}
 
 
 def __getattr__(name: str) -> object:

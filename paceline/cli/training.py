@@ -200,8 +200,8 @@ def _as_seen(error: MemberError, experiment: spec.Experiment, path: Path) -> Mem
 
 def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -> None:
     """Take part in a job that a foreign launcher started; one worker prints the answer."""
+    from paceline.training.entering import current
     from paceline.training.member import train_here
-    from paceline.training.session import current
 
     identity = _as_started(experiment)
     experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)

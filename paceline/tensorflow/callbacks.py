@@ -8,7 +8,8 @@ import keras
 from paceline.errors import SpecError
 from paceline.telemetry import EVALUATION
 from paceline.telemetry.clock import OTHER
-from paceline.training.session import Session, current
+from paceline.training.entering import current
+from paceline.training.session import Session
 
 WRITING = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 """Callbacks that do nothing but write files: worker 0's do."""

@@ -24,7 +24,8 @@ from paceline.tensorflow.callbacks import Agreement, for_this_worker
 from paceline.tensorflow.mirror import Mirror
 from paceline.tensorflow.passes import Passes, hook
 from paceline.tensorflow.steps import Alone, Averaged, Common, Local, Served
-from paceline.training.session import Session, current
+from paceline.training.entering import current
+from paceline.training.session import Session
 
 _distributed: list["Distributed"] = []
 

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.errors import SpecError
-from paceline.training.session import Session, current
+from paceline.training.entering import current
+from paceline.training.session import Session
 
 _nominal: WeakKeyDictionary[Session, float] = WeakKeyDictionary()
 """Samples of an equal part of a full batch, of the first data set that was divided."""

@@ -18,8 +18,9 @@ from paceline.errors import PacelineError
 from paceline.launch import Identity, identify, meet
 from paceline.record import RunFolder
 from paceline.training import gathering, stores
+from paceline.training.entering import init, start
 from paceline.training.loop import train
-from paceline.training.session import Session, init, start
+from paceline.training.session import Session
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from paceline.architectures.base import Architecture
 from paceline.errors import SpecError
-from paceline.training.session import current
+from paceline.training.entering import current
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 First = TypeVar("First", bound=Optimizer)

@@ -1,18 +1,14 @@
-"""One process's part in a job: the public `init`, `distribute`, `shard` and what they share.
+"""One process's part in a job: the public `distribute`, and what all calls of a script share.
 
 A script's loop stays as it was: hooks on the model and the optimizer tell the clock where the time
 goes, and scale gradients where workers take uneven parts of a batch. The built-in loop uses the
 same calls, so there is one path to measure.
 """
 
-import atexit
 import contextlib
-import os
-import sys
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,21 +26,21 @@ from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.data.sampling import split
 from paceline.errors import PacelineError, SpecError
-from paceline.launch import Identity, identify, meet, stacks
-from paceline.launch.losses import BEGUN, check_survives
-from paceline.models.memory import keep_freed_memory, return_freed_memory
+from paceline.launch import Identity
+from paceline.launch.losses import BEGUN
+from paceline.models.memory import return_freed_memory
 from paceline.record import RunFolder, Step
 from paceline.record.entries import IN_EVALUATION, NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
-from paceline.training import checkup, gathering, joining, stores
+from paceline.training import gathering, stores
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.reach import Reach
 from paceline.training.scaled import ScaledGradients
 from paceline.training.script_profile import ScriptProfile
 from paceline.training.seen_loss import SeenLoss, StepLoss
-from paceline.training.serving import NO_MORE, SOME, Serving, announce
+from paceline.training.serving import NO_MORE, SOME, announce
 from paceline.training.survivors import Survivors
 from paceline.training.timing import Passes, Timed
 
@@ -493,103 +489,7 @@ class Session:
         self._open_step = None
 
 
-_session: Session | None = None
-
-
-def init() -> Session:
-    """Find out who this process is and join the job; the first call of a script.
-
-    On a server member this does not return: it serves until the workers are done, then exits.
-    """
-    if _session is not None:
-        return _session
-    identity = meet(identify(os.environ), os.environ)
-    store: Store | None
-    if identity.launcher == "join":
-        identity, asked, store = joining.join(identity)
-    else:
-        asked = architectures.from_environment() or spec.Auto()
-        store = stores.open_store(identity)
-    folder, measurement = None, spec.Measurement()
-    if identity.run:
-        folder = RunFolder(Path(identity.run))
-        measurement = folder.experiment().measurement
-    return start(identity, asked, store, folder, measurement)
-
-
-def start(
-    identity: Identity,
-    asked: spec.Architecture,
-    store: Store | None,
-    folder: RunFolder | None,
-    measurement: spec.Measurement,
-) -> Session:
-    """Make this process's session; `init` for those who know who they are."""
-    global _session
-    keep_freed_memory()
-    if folder is not None:
-        stacks.answer(folder.path, identity.name)
-    options = _resolve(asked, identity)
-    if identity.goes_on:
-        check_survives(options)
-    _session = Session(
-        identity, options=options, store=store, folder=folder, measurement=measurement
-    )
-    if store is not None and not _session.has_joined:
-        checkup.check(identity, store, options, _session.note)
-        if identity.index == 0:
-            joining.announce(store, identity, options)
-    outlives = identity.goes_on and isinstance(options, spec.Server) and _session.workers > 1
-    if outlives and isinstance(store, stores.JobStore):
-        store.arrange_heirs(_session.workers)
-    if identity.role == "server":
-        _serve(_session)
-    atexit.register(_close_at_exit)
-    return _session
-
-
-def current() -> Session:
-    """The session of this process; an error that says what to do when there is none."""
-    if _session is None:
-        raise SpecError("paceline", "init() was not called.", "call paceline.init() first.")
-    return _session
-
-
-def _resolve(asked: spec.Architecture, identity: Identity) -> spec.Architecture:
-    gpus = torch.cuda.device_count() * (identity.workers // max(identity.local_members, 1) or 1)
-    hosts = 1 if identity.local_members >= identity.workers + identity.servers else 2
-    resolved, _ = architectures.resolve(asked, workers=identity.workers, hosts=hosts, gpus=gpus)
-    return resolved
-
-
 def _dilation(folder: RunFolder | None) -> float:
     """How many times slower than reported this job runs; only the tunnel slows anything."""
     experiment = folder.experiment() if folder is not None else spec.Experiment()
     return experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
-
-
-def _serve(session: Session) -> None:
-    """Serve every call of `distribute` until worker 0 makes no more of them."""
-    serving, number, store = Serving(session.options), 0, session.store
-    assert store is not None, "a job with servers has workers to meet"
-    while serving.is_more(store):
-        serving.start(session.context(torch.device("cpu"), number))
-        number += 1
-    serving.wait()
-    if session.recorder is not None:
-        session.recorder.member.counters.update(serving.counters)
-    session.close()
-    sys.exit(0)
-
-
-def _close_at_exit() -> None:
-    """An unhandled exception is in sys.last_value by the time exit handlers run."""
-    if _session is None:
-        return
-    try:
-        _session.close(failed=getattr(sys, "last_value", None))
-    except PacelineError as error:  # an exit handler has no other way to say so
-        print(f"error: {error}\n  The script caught this and went on.", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_status)

@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.data.sampling import split
 from paceline.errors import SpecError
+from paceline.training.entering import current
 from paceline.training.handing import Ledger, Pass, Use
 from paceline.training.order import Order, agree
 from paceline.training.portions import (
@@ -31,7 +32,7 @@ from paceline.training.portions import (
     gradient_scale,
     own_size,
 )
-from paceline.training.session import Session, current
+from paceline.training.session import Session
 from paceline.training.streams import ReadyPortions, StreamPortions
 
 __all__ = ["ShardedLoader", "division", "gradient_scale", "shard"]

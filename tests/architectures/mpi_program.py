@@ -15,7 +15,7 @@ from torch import nn
 
 import paceline
 from paceline import data
-from paceline.training.session import current
+from paceline.training.entering import current
 from paceline.training.sharding import division, gradient_scale
 from tests.curves import GLOBAL_BATCH, SAMPLES, STEPS, samples, small_model
 

@@ -22,7 +22,7 @@ from paceline.architectures.group import Operation
 from paceline.errors import ExchangeError
 from paceline.launch import reserve, to_environment
 from paceline.record import RunFolder, losses_of, summarise
-from paceline.training import checkpoint, loop, member, session
+from paceline.training import checkpoint, entering, loop, member
 from paceline.training.jobs import local_identities
 from paceline.training.loop import _Worker
 from paceline.training.survivors import Survivors
@@ -41,7 +41,7 @@ def at(step, method, *, after=False, owner=_Worker):
     original = getattr(owner, method)
 
     def wrapped(self, *arguments, **named):
-        reached = session.current().step >= step
+        reached = entering.current().step >= step
         if reached and not after:
             die()
         result = original(self, *arguments, **named)
@@ -58,7 +58,7 @@ def die_inside_exchange(step, started):
 
     def start(self, flat):
         original(self, flat)
-        if session.current().step == step and flat.numel() > 1:
+        if entering.current().step == step and flat.numel() > 1:
             count[0] += 1
             if count[0] == started:
                 time.sleep(0.2)  # the others get what of it they can
@@ -71,7 +71,7 @@ def die_in_function(module, name, step=0):
     original = getattr(module, name)
 
     def wrapped(*arguments, **named):
-        if session.current().step >= step:
+        if entering.current().step >= step:
             die()
         return original(*arguments, **named)
 
@@ -83,7 +83,7 @@ def stay_behind(step):
     original, given_up = Operation.wait, []
 
     def wait(self):
-        current = session.current()
+        current = entering.current()
         if current.step == step and not given_up:
             given_up.append(True)
             end = time.monotonic() + SECONDS / 2
@@ -100,7 +100,7 @@ def give_up():
     """End as one that has found the others to be wrong."""
 
     def step(*_):
-        if session.current().step == 5:
+        if entering.current().step == 5:
             raise ExchangeError("these weights cannot be")
         return original(*_)
 
