@@ -5,7 +5,8 @@ or never cleared train something else than was meant, and say nothing. Looked at
 steps, and once more in step 60.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Reach:
         self._handles: list[RemovableHandle] = []
         self._samples: list[tuple[Tensor, Tensor]] = []
         self._has_stepped = self._is_uncleared = False
+        self._first_made: Tensor
         self.counts: dict[str, object] = {}
         """Elements in all, those that are frozen and those without a gradient, and a name of
         these; whether gradients of the step before were still there when the next came; by how
@@ -41,8 +43,8 @@ class Reach:
         for tensor in parameters:
             self._handles.append(tensor.register_post_accumulate_grad_hook(self._note))
         if parameters:
-            last = parameters[-1]
-            self._handles.append(last.register_hook(lambda _: self._look_before(last)))
+            self._first_made = parameters[-1]
+            self._handles.append(self._first_made.register_hook(self.look_before))
 
     def after(self, step: int, trained: Sequence[Trained]) -> None:
         """A step is over."""
@@ -62,11 +64,18 @@ class Reach:
     def _note(self, tensor: Tensor) -> None:
         self._reached.add(id(tensor))
 
-    def _look_before(self, tensor: Tensor) -> None:
+    def look_before(self, _: Tensor) -> None:
         """The second step's first gradient is about to be added to what is there."""
         if self._has_stepped:
-            self._has_stepped = False
-            self._is_uncleared = tensor.grad is not None and bool(tensor.grad.any())
+            self._has_stepped, there = False, self._first_made.grad
+            self._is_uncleared = there is not None and bool(there.any())
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While passes are recorded their gradients are no step's; replays call nobody."""
+        has_stepped, self._has_stepped = self._has_stepped, False
+        yield
+        self._has_stepped = has_stepped
 
     def _count(self, trained: Sequence[Trained]) -> None:
         parameters = [pair for one in trained for pair in one.model.named_parameters()]

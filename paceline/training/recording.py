@@ -88,8 +88,8 @@ class Recording:
         if self._streaming is not None:
             self._streaming.settle()
             quiet = architecture.no_sync()
-        numbers = self._session.numbers
-        with self._session.clock.paused("recording"), quiet, numbers.paused():
+        numbers, reach = self._session.numbers, self._session.reach
+        with self._session.clock.paused("recording"), quiet, numbers.paused(), reach.paused():
             self._passes = RecordedPasses(
                 self._model,
                 self._loss,
@@ -113,9 +113,9 @@ class Recording:
 
 
 def has_hooks(model: nn.Module, session: Session) -> bool:
-    """Whether somebody wants each gradient of a step, beside those who look for wrong numbers."""
+    """Whether somebody wants each gradient of a step, beside those of ours who look at a few."""
     hooks = [hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()]
-    return any(hook != session.numbers.look for hook in hooks)
+    return any(hook not in (session.numbers.look, session.reach.look_before) for hook in hooks)
 
 
 def recording_for(
