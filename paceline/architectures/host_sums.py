@@ -65,10 +65,16 @@ Joins = Callable[[], Between | None]
 class HostCollective:
     """A `Collective` of all workers: sums inside the host, then over the leaders."""
 
-    def __init__(self, context: Context, hosts: Sequence[Sequence[int]], between: Joins) -> None:
+    def __init__(
+        self,
+        context: Context,
+        meeting: Meeting,
+        hosts: Sequence[Sequence[int]],
+        between: Joins,
+    ) -> None:
         """`hosts`: the workers of each; `between` joins this one to other leaders, if it leads."""
         identity = context.identity
-        self._context, self._meeting, self._hosts = context, Meeting(context), hosts
+        self._context, self._meeting, self._hosts = context, meeting, hosts
         self._mates = next(mates for mates in self._hosts if identity.rank in mates)
         self._place = self._mates.index(identity.rank)
         self.members = tuple(range(identity.workers))

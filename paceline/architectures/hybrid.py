@@ -40,7 +40,9 @@ class HybridArchitecture(BucketedArchitecture):
         meeting, identity = Meeting(context), context.identity
         meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
         hosts = _members_by_host(meeting, identity)
-        self._sums = HostCollective(context, hosts, lambda: _among(options, context, hosts))
+        self._sums = HostCollective(
+            context, meeting, hosts, lambda: _among(options, context, hosts)
+        )
         allocate = self._sums.allocate_bucket
         super().__init__(self._sums, context, bucket_bytes=BUCKET_BYTES, allocate=allocate)
 

@@ -73,9 +73,11 @@ class Reach:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While passes are recorded their gradients are no step's; replays call nobody."""
-        has_stepped, self._has_stepped = self._has_stepped, False
-        yield
-        self._has_stepped = has_stepped
+        before, self._has_stepped = self._has_stepped, False
+        try:
+            yield
+        finally:
+            self._has_stepped = before
 
     def _count(self, trained: Sequence[Trained]) -> None:
         parameters = [pair for one in trained for pair in one.model.named_parameters()]

@@ -50,6 +50,18 @@ def the_loss(job, name):
     return event.step, event.samples
 
 
+def ended_without(victims, path, architecture, workers, servers):
+    """A job in which these were killed one after the other, and how all others ended: well."""
+    with Job(path, architecture, workers, servers, STEPS, on_loss="continue") as job:
+        for number, name in enumerate(victims):
+            job.kill(name, 6 + 20 * number)
+        ended = job.endings()
+    for name in victims:
+        del ended[name]
+    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    return job, ended
+
+
 @pytest.mark.parametrize(
     ("architecture", "servers", "lost"),
     [
@@ -95,13 +107,7 @@ def test_in_step_the_mean_is_over_those_who_took_part(tmp_path, architecture, se
 def test_what_a_killed_server_had_goes_on_elsewhere(tmp_path, architecture, victims):
     """Momentum and all: nothing that a worker was told of is lost, and no sample."""
     servers = len(victims) + 1
-    with Job(tmp_path, architecture, WORKERS, servers, STEPS, on_loss="continue") as job:
-        for number, name in enumerate(victims):
-            job.kill(name, 6 + 20 * number)
-        ended = job.endings()
-    for name in victims:
-        del ended[name]
-    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    job, ended = ended_without(victims, tmp_path, architecture, WORKERS, servers)
     lost = [event.member for event in job.folder.events() if event.kind == "lost"]
     assert lost == victims
     states = {member.name: member.status for member in job.folder.members()}
@@ -150,13 +156,7 @@ def test_a_worker_that_serves_leaves_its_chunks_to_the_others(
 ):
     """Weights, momentum and gradients of sealed steps: as if it had left its samples out alone."""
     lost = [f"worker{rank}" for rank in victims]
-    with Job(tmp_path, architecture, workers, servers, STEPS, on_loss="continue") as job:
-        for number, name in enumerate(lost):
-            job.kill(name, 6 + 20 * number)
-        ended = job.endings()
-    for name in lost:
-        del ended[name]
-    assert {name: status for name, (status, _) in ended.items()} == dict.fromkeys(ended, 0), ended
+    job, ended = ended_without(lost, tmp_path, architecture, workers, servers)
     cuts = [e.step for e in job.folder.events() if e.kind == "lost" and e.member in lost]
     assert len(cuts) == len(victims)
     states = {member.name: member.status for member in job.folder.members()}
