@@ -1,8 +1,11 @@
 """Members on real sockets and shared memory decide what they decide on the virtual clock.
 
-All members are threads of one process, each with its own loop, sockets and tensors.
+All members are threads of one process, each with its own loop, sockets and tensors. Where all are
+waited for, what is computed is the same in every world. In every mode, what a member of the real
+world was told makes machines of the test decide the same, one by one: nothing else decides.
 """
 
+import math
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +16,13 @@ from torch.distributed import HashStore
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.server.exchange import setup
-from paceline.architectures.server.exchange.loop import MemberLoop
+from paceline.architectures.server.exchange import loop, setup
 from paceline.architectures.server.exchange.plan import Exchanged
 from paceline.launch import Identity
 from paceline.protocol.actions import Ready, Work
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.member import Member
+from paceline.protocol.seat import SeatMachine
 from paceline.telemetry import StepClock
 from tests.predict.test_virtual import MODES, PLACES, decisions, model, run
 from tests.protocol.network import Network
@@ -26,20 +31,101 @@ WORKERS, STEPS, LAYERS, ELEMENTS = 3, 4, 6, 16 << 10
 SECONDS = 60.0
 
 
+class Heard(Member):
+    """A real member that keeps what it was told, what it asked, and what it wanted."""
+
+    def __init__(self, name, world, worker, seat):
+        self.world, self.told, self.answers, self.wanted = world, [], [], []
+        super().__init__(name, self, worker, seat)
+
+    # What the world tells it.
+
+    def tell(self, *events):
+        self.told.append(("tell", events, {}))
+        super().tell(*events)
+
+    def receive(self, message, *, for_seat):
+        self.told.append(("receive", (message,), {"for_seat": for_seat}))
+        super().receive(message, for_seat=for_seat)
+
+    def lose(self, member):
+        self.told.append(("lose", (member,), {}))
+        super().lose(member)
+
+    def work(self, until=math.inf):
+        self.told.append(("work", (until,), {}))
+        return super().work(until)
+
+    def finished(self, work, squared_norms=()):
+        self.answers.append(tuple(squared_norms))
+        super().finished(work, squared_norms)
+
+    # What it asks of the world, and wants it to do.
+
+    def now(self):
+        self.answers.append(self.world.now())
+        return self.answers[-1]
+
+    def moves(self, send):
+        self.answers.append(self.world.moves(send))
+        return self.answers[-1]
+
+    def post(self, to, sends):
+        self.wanted.append((to, list(sends)))
+        self.world.post(to, sends)
+
+    def do(self, action):
+        self.wanted.append(action)
+        self.world.do(action)
+
+
+class Replay:
+    """The same told to new machines; the world's answers are those that were given."""
+
+    def __init__(self, heard, plan):
+        seat, worker = heard.seat, heard.worker
+        self.answers, self.wanted = iter(heard.answers), []
+        self.member = Member(
+            heard.name,
+            self,
+            None if worker is None else ExchangeMachine(plan, worker.worker),
+            None if seat is None else SeatMachine(plan, seat.seat, assigned=plan.rules.shared),
+        )
+        for method, given, named in heard.told:
+            getattr(self.member, method)(*given, **named)
+
+    def now(self):
+        return next(self.answers)
+
+    def moves(self, send):
+        return next(self.answers)
+
+    def post(self, to, sends):
+        self.wanted.append((to, list(sends)))
+
+    def do(self, action):
+        self.wanted.append(action)
+        if isinstance(action, Work):
+            self.member.finished(action, next(self.answers))
+
+
 class RealJob:
     """Every worker takes so many steps with gradients of one, and leaves."""
 
     def __init__(self, options, servers, monkeypatch):
         self.options, self.servers, self.store = options, servers, HashStore()
-        self.works, self.plan = [], None
-        really_do = MemberLoop.do
+        self.plan, self.heard = None, []
 
-        def do(loop, action):
-            if isinstance(action, Work):
-                self.works.append(action)
-            really_do(loop, action)
+        def member(name, world, worker, seat):
+            self.heard.append(Heard(name, world, worker, seat))
+            return self.heard[-1]
 
-        monkeypatch.setattr(MemberLoop, "do", do)
+        monkeypatch.setattr(loop, "Member", member)
+
+    @property
+    def works(self):
+        done = (action for heard in self.heard for action in heard.wanted)
+        return [action for action in done if isinstance(action, Work)]
 
     def context(self, index):
         members = WORKERS + self.servers
@@ -109,5 +195,7 @@ def test_decisions_on_real_sockets_are_those_of_the_other_worlds(
         works = [work for world in virtual.members.values() for work in world.works]
         network = Network(random.Random(0), job.plan, STEPS).run()
         assert decisions(job.works) == decisions(works) == network.decisions()
-    elif options.mode == "async":
+    for heard in job.heard:
+        assert Replay(heard, job.plan).wanted == heard.wanted
+    if options.mode == "async":
         assert len(applied) == WORKERS * STEPS * len(job.plan.owners)
