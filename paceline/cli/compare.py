@@ -82,7 +82,7 @@ def command(
     fields: dict[str, object] = {
         "data": data,
         "data_dir": data_dir,
-        "input_shape": _numbers(shape, "--shape"),
+        "input_shape": flags.numbers(shape, "--shape"),
         "steps": steps,
         "threads": threads,
         "optimizer": None if learning_rate is None else {"learning_rate": learning_rate},
@@ -91,10 +91,10 @@ def command(
         "architectures": _architectures(architectures),
         "peers": flags.words(peers),
         "models": flags.words(model),
-        "batches": _numbers(batch, "--batch"),
-        "global_batches": _numbers(global_batch, "--global-batch"),
-        "workers": _numbers(workers, "--workers"),
-        "servers": _numbers(servers, "--servers"),
+        "batches": flags.numbers(batch, "--batch"),
+        "global_batches": flags.numbers(global_batch, "--global-batch"),
+        "workers": flags.numbers(workers, "--workers"),
+        "servers": flags.numbers(servers, "--servers"),
         "links": None if link is None else link.split(),
         "devices": flags.words(device),
         "engines": flags.words(on),
@@ -121,17 +121,6 @@ def command(
     path = console.new_run_path(f"compare-{comparison.name}", out)
     folder = ComparisonFolder.create(path, comparison)
     comparing.run(folder, pythons, json=json, verbose=verbose, page=page)
-
-
-def _numbers(text: str | None, where: str) -> list[int] | None:
-    from paceline.errors import SpecError
-
-    if text is None:
-        return None
-    words = flags.words(text) or []
-    if not words or not all(word.isdigit() for word in words):
-        raise SpecError(where, f'"{text}" is not a list of numbers.', "write 1,2,4.")
-    return [int(word) for word in words]
 
 
 def _architectures(text: str | None) -> list[str] | None:

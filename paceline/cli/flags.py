@@ -70,6 +70,17 @@ def pythons(given: list[str] | None) -> dict[str, str]:
     return found
 
 
+def numbers(text: str | None, where: str) -> list[int] | None:
+    """What "1,2,4" lists; None where nothing was given."""
+    if text is None:
+        return None
+    found = words(text) or []
+    # isdecimal: "²" is a digit that is no number. Python reads no more than 4,300 of them.
+    if not found or not all(word.isdecimal() and len(word) < 19 for word in found):
+        raise SpecError(where, f'"{text[:40]}" is not a list of numbers.', "write 1,2,4.")
+    return [int(word) for word in found]
+
+
 NOT_ZERO = ("batch", "global_batch", "steps", "epochs", "one_device")
 """In a file 0 means "left out"; who writes a flag means something."""
 

@@ -16,6 +16,9 @@ SETTINGS = {
     "on each host: paceline net --listen 0.0.0.0:7717, then paceline net --hosts a,b,c"
 }
 
+MOST_HOSTS = 64
+"""In the tunnel: two thousand pairs, an hour or two."""
+
 
 def command(
     hosts: Annotated[
@@ -81,9 +84,12 @@ def _pairs(
 
     if on == "tunnel":
         count = hosts or "2"
-        if not count.isdigit() or int(count) < 2:
+        if not count.isdecimal() or len(count) > 9 or int(count) < 2:
             problem = f'"{count}" is not a number of emulated hosts.'
             raise SpecError("--hosts", problem, "write 2 or more, such as --hosts 4.")
+        if int(count) > MOST_HOSTS:
+            problem = f"{count} hosts are {int(count) * (int(count) - 1) // 2:,} pairs to measure."
+            raise SpecError("--hosts", problem, f"write {MOST_HOSTS} or fewer.")
         yield from agents.tunnel_pairs(int(count), parse_link(link or "1gbit", "--link"), sizes)
     elif on == "here" and hosts is None:
         yield from agents.local_pairs(sizes)

@@ -76,6 +76,7 @@ def command(
     """Predict throughput over numbers of workers: what limits, and where more do not help."""
     from paceline import spec
     from paceline.cli import console
+    from paceline.errors import SpecError
     from paceline.predict import curve
     from paceline.predict import scorecard as scores
     from paceline.predict.answer import unpredictable
@@ -103,7 +104,9 @@ def command(
         "stack": stack,
         "engine": "predict",
     }
-    numbers = parse_workers(workers or DEFAULT_WORKERS)
+    numbers = flags.numbers(DEFAULT_WORKERS if workers is None else workers, "--workers") or []
+    if 0 in numbers:
+        raise SpecError("--workers", "0 workers train nothing.", "write them with commas: 1,2,4.")
     name = (architecture or "").partition(":")[0]
     if name == "pipeline":  # there is none of one worker
         given["workers"] = max(numbers)
@@ -165,17 +168,6 @@ def check_data(name: str) -> None:
 
     if name not in data.names():
         raise SpecError("--data", f'"{name}" is not a data set.', suggest(name, data.names()))
-
-
-def parse_workers(text: str) -> list[int]:
-    """Numbers of workers from "1,2,4"."""
-    from paceline.errors import SpecError
-
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
-        problem = f'"{text}" is not a list of numbers of workers.'
-        raise SpecError("--workers", problem, "write them with commas: 1,2,4,8.")
-    return [int(part) for part in parts]
 
 
 def parse_failures(mtbf: str | None, checkpoint_every: int) -> "Failures | None":

@@ -62,8 +62,15 @@ class Losses:
                 self._say(f"{how}; {len(workers)} workers go on without it{instead}")
                 self.to_start += [] if newcomer is None else [newcomer]
             return []
+        return news if any(map(_has_own_reason, news)) else [*self._newest(failed, news), *news]
+
+    def _newest(self, failed: Sequence[Ending], news: Sequence[Ending]) -> list[Ending]:
+        """Whom those who failed now may have lost, when nothing else is known to have gone wrong:
+        the last one that was let be. Without those before it they had gone on."""
         first = min(one.time for one in news)
-        return [one for one in failed if self._let_be.get(one.name, first) >= first - ECHO_SECONDS]
+        lost = [one for one in failed if one.name in self._let_be]
+        near = [one for one in lost if one.time >= first - ECHO_SECONDS]
+        return [max(near, key=lambda one: one.time)] if near else []
 
     def _can_be_done_without(self, one: Ending) -> bool:
         """A worker, whatever it died of but what it was asked for: that all would die of; a server
@@ -87,6 +94,11 @@ class Losses:
                 if member.name == name:
                     member.status = "lost"
                     self._folder.write_member(member)
+
+
+def _has_own_reason(one: Ending) -> bool:
+    """A signal from outside, or an error that is nobody else's loss."""
+    return one.status < 0 or bool(one.complaint and not one.is_echo)
 
 
 def check_on_loss(experiment: spec.Experiment) -> None:

@@ -37,6 +37,9 @@ def test_profile_writes_a_file_that_can_be_used(in_empty_folder, capsys):
     [
         (["net", "--on", "moon"], '"moon" has no network'),
         (["net", "--on", "tunnel", "--hosts", "many"], '"many" is not a number'),
+        (["net", "--on", "tunnel", "--hosts", "²"], "is not a number"),
+        (["net", "--on", "tunnel", "--hosts", "9" * 5000], "is not a number"),
+        (["net", "--on", "tunnel", "--hosts", "100000"], "4,999,950,000 pairs"),
         (["net", "--hosts", "a,b"], "PACELINE_KEY is not set"),
         (["net", "--largest", "big"], 'size "big"'),
         (["profile", "--model", "resnet5"], 'did you mean "resnet50"'),

@@ -141,6 +141,20 @@ def test_a_loss_that_was_survived_is_not_blamed_later(begun):
     assert losses.fatal([survived, at_once], ["worker0"]) == [survived, at_once]
 
 
+def test_who_is_killed_soon_after_another_is_the_one_that_ended_the_job(begun):
+    folder, begin = begun
+    losses = Losses(folder, print)
+    begin()
+    first, second = a_death("worker1", time=10.0), a_death("worker2", time=14.0)
+    assert losses.fatal([first], ["worker0", "worker2", "server0"]) == []
+    server = a_death("server0", time=14.0)
+    assert losses.fatal([first, server], ["worker0", "worker2"]) == [server]
+    assert losses.fatal([first, second], ["worker0", "server0"]) == []
+    said = ["error: exchange: server0: worker2 was lost"]
+    echo = Ending(name="worker0", status=1, time=14.5, lines=said, complaint=said)
+    assert losses.fatal([first, second, echo], ["server0"]) == [second, echo]
+
+
 def disturbed(
     kill, *, workers=3, servers=2, restarts=0, steps=120, kind="server:chunk=4KiB", **workload
 ):

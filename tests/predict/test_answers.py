@@ -306,7 +306,10 @@ def test_a_papers_experiment_is_predicted_where_that_is_asked_for(capsys):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("predict --workers 1,x", "is not a list of numbers of workers"),
+        ("predict --workers 1,x", "is not a list of numbers"),
+        ("predict --workers 1,²", "is not a list of numbers"),
+        ("predict --workers 0,2", "0 workers train nothing"),
+        (f"compare --batch {'9' * 5000}", "is not a list of numbers"),
         ("predict --device k80 --link fast", "neither a rate such as 10gbit nor a known link"),
         ("advise --device k80 --goal cheap", '"cheap" is not a goal'),
         ("advise --device k80 --goal cost --samples 5", "a cost needs a price"),
