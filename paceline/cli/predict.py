@@ -18,7 +18,6 @@ SETTINGS = {
     "epilog": "Example: paceline predict --model resnet50 --device v100 --batch 64 "
     "--architecture ring --per-host 8 --inside nvlink --link infiniband-edr --workers 1,8,16,64"
 }
-DEFAULT_WORKERS = "1,2,4,8,16,32,64"
 
 
 def command(
@@ -27,7 +26,7 @@ def command(
     data: Annotated[str | None, typer.Option(help="synthetic, imagefolder, …")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
     architecture: flags.Architecture = None,
-    workers: Annotated[str, typer.Option(help="Numbers of workers: 1,2,4,8.")] = "",
+    workers: Annotated[str, typer.Option(help="Numbers of workers.")] = "1,2,4,8,16,32,64",
     servers: flags.Servers = None,
     per_host: Annotated[int, typer.Option(help="Workers, each with a device, per host.")] = 0,
     link: flags.Link = None,
@@ -104,7 +103,7 @@ def command(
         "stack": stack,
         "engine": "predict",
     }
-    numbers = flags.numbers(DEFAULT_WORKERS if workers is None else workers, "--workers") or []
+    numbers = flags.numbers(workers, "--workers") or []
     if 0 in numbers:
         raise SpecError("--workers", "0 workers train nothing.", "write them with commas: 1,2,4.")
     name = (architecture or "").partition(":")[0]
