@@ -105,7 +105,8 @@ class Member(Entry, kw_only=True):
     role: str
     host: str
     status: str = "running"
-    """running, finished, failed, or lost: gone while the others went on."""
+    """running, finished, failed, lost (gone while the others went on), or ended (by the launcher,
+    because the job was)."""
 
     pid: int | None = None
     began_seconds: float | None = None

@@ -41,6 +41,7 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
         # What could not be written any more must not hide why.
         with contextlib.suppress(RecordError):
             self._note(error)
+            self._end_members(error)
         state = "interrupted" if isinstance(error, ASKED) else "failed"
         with contextlib.suppress(RecordError):
             summarise(self._folder, state, (self._began, self._now()))
@@ -65,6 +66,14 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
             self._add("launcher", "interrupted", "ended because nobody read its output any more")
         else:
             self._add("launcher", "failed", str(error))
+
+    def _end_members(self, error: BaseException) -> None:
+        """Who was killed could not write that it no longer runs."""
+        for member in self._folder.members():
+            if member.status == "running":
+                is_cause = isinstance(error, MemberError) and error.member == member.name
+                member.status = "failed" if is_cause else "ended"
+                self._folder.write_member(member)
 
     def _add(self, member: str, kind: str, text: str) -> None:
         event = Event(time_seconds=self._now(), member=member, kind=kind, text=text)

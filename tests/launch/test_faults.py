@@ -71,6 +71,9 @@ def test_without_restarts_a_killed_member_ends_the_run_and_is_named(tmp_path):
     assert folder.summary().status == "failed"
     (event,) = [event for event in folder.events() if event.kind == "fault"]
     assert event.member == "worker1"
+    ends = {member.name: member.status for member in folder.members()}
+    assert ends["worker1"] == "failed"
+    assert ends["worker0"] in ("failed", "ended")
 
 
 @pytest.mark.slow
