@@ -1,7 +1,7 @@
 """How verbs talk: progress on stderr, results on stdout, JSON when asked."""
 
-import os
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -64,9 +64,13 @@ def check_target(path: Path, flag: str = "--out", *, may_exist: bool = False) ->
     if above != path and not above.is_dir():
         problem = f"{path} cannot be made: {above} is a file."
         raise SpecError(flag, problem, "name a place below a folder.")
-    if not os.access(above, os.W_OK):
-        problem = f"{path} cannot be written: {above} may not be written to."
-        raise SpecError(flag, problem, "name a place where you may write.")
+    try:
+        # Tried, not asked: root may write everywhere, and yet not below /proc.
+        with tempfile.TemporaryFile(dir=above) if above.is_dir() else above.open("ab"):
+            pass
+    except OSError as error:
+        problem = f"{path} cannot be written: {above}: {error.strerror}."
+        raise SpecError(flag, problem, "name a place where you may write.") from None
 
 
 class Steps:

@@ -183,4 +183,5 @@ def _draw(pairs: list[dict[str, Any]], path: Path) -> None:
         )
         .properties(width=640, height=360)
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     chart.save(str(path), inline=True) if path.suffix == ".html" else chart.save(str(path))

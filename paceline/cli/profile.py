@@ -45,8 +45,9 @@ def command(
     if precision == "tf32" and device == "cpu":
         _check("--precision", precision, ("float32", "bfloat16"))
     _check("--layout", layout, ("channels-first", "channels-last"))
-    for flag, number in {"--batch": batch, "--repeats": repeats, "--threads": threads or 1}.items():
-        if not 1 <= number <= LARGEST or threads == 0:
+    given = {"--batch": batch, "--repeats": repeats, "--threads": 1 if threads is None else threads}
+    for flag, number in given.items():
+        if not 1 <= number <= LARGEST:
             raise SpecError(flag, f"{number} is none, or too many.", "write a number above zero.")
     if threads is not None and threads > MOST_THREADS:
         problem = f"{threads} are more than any machine has cores."

@@ -31,9 +31,9 @@ def command(
     from paceline.cli.console import out as console
     from paceline.report.exports import export as export_run
 
-    if out is not None:
-        check_target(out, may_exist=out.is_dir())
     target = out or folders[0] / ("exports" if export else "report")
+    if out is not None or folders[0].is_dir():
+        check_target(target, may_exist=target.is_dir())
     if export:
         for run in _runs(folders):
             for kind in ",".join(export).split(","):

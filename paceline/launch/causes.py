@@ -32,10 +32,13 @@ def likely_cause(
             f"uneven data: {', '.join(gone)} had batches for {least} steps only; take them from "
             "paceline.shard(loader), and skip or stop on all workers alike"
         )
+    # Who loads the next batch has done as many steps as those who wait for its gradients.
+    loading = [name for name in behind or steps if name in stacks and _loads(stacks[name])]
+    if loading:
+        waits = "waits for its next batch" if len(loading) == 1 else "wait for their next batches"
+        return f"data: {', '.join(loading)} {waits}"
     for name in behind:
         stack = stacks.get(name)
-        if stack is not None and any(part in f.file for f in stack.frames for part in _LOADING):
-            return f"data: {name} waits for its next batch"
         if stack is not None and stack.place is not None:
             return f"{name} is held up in its script at {stack.place.words}"
     places = {name: stacks[name].place for name in steps if name in stacks}
@@ -44,3 +47,7 @@ def likely_cause(
         listed = ", ".join(f"{name} in {place.words}" for name, place in sorted(known.items()))
         return f"exchanges in different orders, or one that not all take part in: {listed}"
     return None
+
+
+def _loads(stack: Stack) -> bool:
+    return any(part in frame.file for frame in stack.frames for part in _LOADING)

@@ -137,6 +137,10 @@ class Stalls:
         wants = [name for name, state in states.items() if state == psutil.STATUS_RUNNING]
         if wants or any(fraction > BUSY_FRACTION for fraction in busy.values()):
             return None
+        helped = [name for name in busy if self._has_stopped_helper(name)]
+        if helped:
+            processes = _listed([f"a process that {name} started" for name in helped])
+            return f"{processes} stopped (SIGSTOP){_waiting(sorted(still))}"
         disk = [name for name, state in states.items() if state == psutil.STATUS_DISK_SLEEP]
         if disk:
             return f"{_listed(disk)} waiting for a disk"
@@ -150,13 +154,21 @@ class Stalls:
         if gone:
             steps = ", ".join(f"{name} after {self._workers[name].steps} steps" for name in gone)
             return f"{steps} {'has' if len(gone) == 1 else 'have'} ended{_waiting(sorted(still))}"
-        return f"every member is idle at step {least}: nothing arrives on the network"
+        return f"every member is idle at step {least}, and nothing arrives"
 
     def _state(self, name: str) -> str:
         try:
             return str(self._processes[name].status())
         except psutil.NoSuchProcess:
             return str(psutil.STATUS_DEAD)
+
+    def _has_stopped_helper(self, name: str) -> bool:
+        """A loader's process, say."""
+        try:
+            helpers = self._processes[name].children(recursive=True)
+            return any(helper.status() == psutil.STATUS_STOPPED for helper in helpers)
+        except psutil.NoSuchProcess:
+            return False
 
     def _tell(self, text: str, seconds: float, alive: Mapping[str, psutil.Process]) -> None:
         steps = {name: worker.steps for name, worker in self._workers.items()}

@@ -9,7 +9,9 @@ anything of it is used, and the checkpoint before is taken.
 """
 
 import contextlib
+import errno
 import hashlib
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,11 +127,13 @@ def _manifests(run: Path) -> list[Path]:
 def _read(path: Path) -> tuple[Found | None, str]:
     """A checkpoint whose files are as they were written; else what is wrong, in a sentence."""
     try:
+        _check_is_file(path)
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         if manifest.format_version > FORMAT_VERSION:
             return None, f"{path} is of a newer Paceline (format {manifest.format_version})."
         for name, written in manifest.files.items():
             part = path.with_name(Path(name).name)
+            _check_is_file(part)
             found = describe(part)
             if found.size_bytes != written.size_bytes:
                 have = f"{found.size_bytes} bytes of {written.size_bytes}"
@@ -141,6 +145,12 @@ def _read(path: Path) -> tuple[Found | None, str]:
     except msgspec.MsgspecError as error:
         return None, f"{path} is damaged: {error}."
     return Found(path=path, manifest=manifest), ""
+
+
+def _check_is_file(path: Path) -> None:
+    """Opening a pipe would wait for whoever writes to it."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
 
 
 def differences(found: Found, experiment: spec.Experiment) -> Iterator[str]:

@@ -331,6 +331,8 @@ def parse_architecture(text: str, where: str = "--architecture") -> Architecture
                 suggest(key, kind.__struct_fields__) if kind.__struct_fields__ else "leave it out."
             )
             raise SpecError(where, f'"{key}" is not an option of {name}.', fix)
+        if key in fields:
+            raise SpecError(where, f'"{key}" of {name} is given twice.', "keep one of them.")
         fields[key] = value
     try:
         made = msgspec.convert({"name": name, **fields}, kind, strict=False)

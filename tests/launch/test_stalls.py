@@ -95,6 +95,16 @@ def test_one_that_is_stopped_is_named(monkeypatch, folder, members):
     assert event.text == said[0]
 
 
+def test_a_loader_of_its_own_that_is_stopped_is_told(monkeypatch, folder, members):
+    helper = "import os, signal, subprocess; c = subprocess.Popen(['sleep', '600']); "
+    pids = {
+        "worker0": members(IDLE),
+        "worker1": members(f"{helper}c.send_signal(signal.SIGSTOP); {IDLE}"),
+    }
+    said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 9})
+    assert "a process that worker1 started is stopped (SIGSTOP)" in said[0]
+
+
 def test_what_is_certain_is_told_before_what_is_likely(monkeypatch, folder, members):
     pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
     monkeypatch.setattr(stalls, "USUAL_STEPS", 1e6)
@@ -209,6 +219,8 @@ SAME = {"worker0": 5, "worker1": 5}
         (SAME, {}, {"worker0": [Unheard("10.0.0.2:5", 9, False)]}, "the network: 10.0.0.2:5"),
         ({"worker0": 5, "worker1": 4}, {}, {"worker0": ()}, "uneven data: worker1"),
         ({"worker0": 5, "worker1": 4}, {"worker1": LOADING}, {}, "data: worker1 waits"),
+        (SAME, {"worker0": stack("a"), "worker1": LOADING}, {}, "data: worker1 waits"),
+        (SAME, {"worker0": LOADING, "worker1": LOADING}, {}, "data: worker0, worker1 wait for"),
         ({"worker0": 5, "worker1": 4}, {"worker1": stack("think")}, {}, "held up in .*think"),
         (SAME, {"worker0": stack("a"), "worker1": stack("b")}, {}, "different orders"),
         (SAME, {"worker0": stack("a"), "worker1": stack("a")}, {}, None),

@@ -53,6 +53,7 @@ def test_a_file_is_read_and_written_back_the_same(tmp_path):
         ("architecture = 'server:mod=async'", 'did you mean "mode"'),
         ("architecture = 'server:mode=asink'", "Invalid enum value 'asink'"),
         ("architecture = 'server:mode'", "has no value"),
+        ("architecture = 'server:mode=sync,mode=async'", '"mode" of server is given twice'),
         ("architecture = 'single'\n[cluster]\nworkers = 2", "single is one worker"),
         ("architecture = 'ring'\n[cluster]\nservers = 2", "ring has no servers"),
         ("architecture = 'server:quorum=3'\n[cluster]\nworkers = 2", "quorum = 3 of 2 workers"),

@@ -82,7 +82,8 @@ DAMAGES = {
     "longer": (lambda p: p.write_bytes(p.read_bytes() + b"x"), "is damaged: it has"),
     "another file": (lambda p: p.write_text("hello"), "step-00000020.pt is damaged"),
     "gone": (lambda p: p.unlink(), "step-00000020.pt cannot be read: No such file"),
-    "a folder": (lambda p: (p.unlink(), p.mkdir()), "step-00000020.pt cannot be read: Is a dir"),
+    "a folder": (lambda p: (p.unlink(), p.mkdir()), "20.pt cannot be read: it is not a plain"),
+    "a pipe": (lambda p: (p.unlink(), os.mkfifo(p)), "20.pt cannot be read: it is not a plain"),
     "bad last file": (lambda p: p.with_suffix(".json").write_text("{"), "20.json is damaged"),
     "another last file": (lambda p: p.with_suffix(".json").write_text("[]"), "20.json is damaged"),
 }
