@@ -5,6 +5,7 @@ or less; what its loader handed out says how much (`handing.py`, `sharding.py`).
 """
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -47,12 +48,16 @@ class ScaledGradients:
         self.watch_more()
 
     def watch_more(self) -> None:
-        """The script may train more than before: look at that too, if at anything."""
+        """The script may train more than before: look at that too, if at anything.
+
+        Called before each backward pass too: what is unfrozen for a batch that was handed out
+        already counts as much as the rest of it.
+        """
         if not self._watches:
             return
-        for trained in self._trained:
-            for tensor in trained.tensors:
-                if id(tensor) not in self._watched:
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in chain.from_iterable(one.everything() for one in self._trained):
+                if tensor.requires_grad and id(tensor) not in self._watched:
                     self._watched.add(id(tensor))
                     tensor.register_hook(self._came)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.architectures.trained import Trained
 from paceline.record import RunFolder
+from paceline.training.backward import before_backward
 
 FACTORS = ("MulBackward0", "DivBackward0")
 """Last operations of a loss that is divided by the number of passes it is accumulated over."""
@@ -36,20 +37,7 @@ class SeenLoss:
         """Look at what a script's backward passes start from; returns what ends it."""
         if folder is None or folder.experiment().workload.script is None:
             return lambda: None
-        module: Any = torch.autograd
-        original = module.backward
-
-        def backward(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
-            if not torch.compiler.is_compiling() and grad_tensors is None:
-                self._look([tensors] if isinstance(tensors, Tensor) else tensors)
-            original(tensors, grad_tensors, *rest, **named)
-
-        def end() -> None:
-            if module.backward is backward:  # else somebody stands in between, and calls it
-                module.backward = original
-
-        module.backward = backward
-        return end
+        return before_backward(self._look)
 
     def forget(self) -> None:
         """The step is made again."""
@@ -69,10 +57,12 @@ class SeenLoss:
         self.count += 1
         return StepLoss(values, self._is_part)
 
-    def _look(self, roots: Any) -> None:
+    def _look(self, roots: Any, gradients: Any) -> None:
+        if gradients is not None:
+            return
         try:
             with torch._C.DisableTorchFunctionSubclass():
-                for root in list(roots):
+                for root in [roots] if isinstance(roots, Tensor) else roots:
                     self._values += self._value(root)
         except Exception:  # an odd tensor must cost its loss, never a script its pass
             self._values = []

@@ -34,6 +34,7 @@ from paceline.record.entries import IN_EVALUATION, NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import gathering, stores
+from paceline.training.backward import before_backward
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.reach import Reach
@@ -278,6 +279,7 @@ class Session:
             self._stack.callback(self._seen_loss.watch(self._folder))
         self.gradients.watch_more()
         if self.workers > 1 and number == 0:
+            self._stack.callback(before_backward(lambda *_: self.gradients.watch_more()))
             handle = register_optimizer_step_pre_hook(self._meet)
             self._stack.callback(handle.remove)
         return_freed_memory()
