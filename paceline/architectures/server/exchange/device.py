@@ -27,6 +27,7 @@ from paceline.errors import SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import Layout
 from paceline.telemetry import StepClock
+from paceline.wire import Segment
 
 CLOSING_SECONDS = 5.0
 SWITCH_SECONDS = 50e-6
@@ -119,6 +120,14 @@ class CudaLane:
         return event
 
 
+class GuestLane(CudaLane):
+    """One whose copies are asked for by threads that compute: they keep a stream of their own."""
+
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
 @dataclass(kw_only=True)
 class Staging:
     """What a worker on a device has beside its memory on the host."""
@@ -146,11 +155,11 @@ class Pinned:
         self._note = context.note
         self._addresses: list[int] = []
 
-    def add(self, flats: Flats | None) -> None:
+    def add(self, segment: Segment | None) -> None:
         """Where it cannot be, copies take longer."""
-        if flats is None or flats.segment is None:
+        if segment is None:
             return
-        whole = torch.frombuffer(flats.segment.memory, dtype=torch.uint8)
+        whole = torch.frombuffer(segment.memory, dtype=torch.uint8)
         driver: Any = torch.cuda.cudart()
         if int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)) == 0:
             self._addresses.append(whole.data_ptr())
@@ -174,6 +183,11 @@ def open_lane(device: torch.device) -> Lane:
     return CudaLane(device)
 
 
+def open_guest_lane(device: torch.device) -> Lane:
+    """For threads that compute too."""
+    return GuestLane(device)
+
+
 def open_staging(
     context: Context, device: torch.device, layout: Layout, *memory: Flats | None
 ) -> Staging | None:
@@ -189,8 +203,8 @@ def open_staging(
     if device.type == "cuda":
         staging.pinned = Pinned(context)
         for flats in memory:
-            staging.pinned.add(flats)
-        _say_who_shares(context)
+            staging.pinned.add(None if flats is None else flats.segment)
+        say_who_shares(context, "servers exchange through main memory all the same")
     return staging
 
 
@@ -220,12 +234,13 @@ def use_free_cores(plan: JobPlan, identity: Identity) -> None:
     torch.set_num_threads(max(1, min(each, MOST_SERVER_THREADS)))
 
 
-def _say_who_shares(context: Context) -> None:
+def say_who_shares(context: Context, told: str) -> None:
+    """Where workers of this host share a GPU; `told`: what that means."""
     identity, gpus = context.identity, torch.cuda.device_count()
     workers = min(identity.local_members, identity.workers)
     if workers > gpus:
         shared = f"{workers} workers of this host share {gpus} GPU{'s' if gpus > 1 else ''}"
-        context.note(f"{shared}: servers exchange through main memory all the same.")
+        context.note(f"{shared}: {told}.")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -366,7 +366,7 @@ def _make_server(
     device = seat_device(options, context)
     pinned = Pinned(context) if device is not None and device.type == "cuda" else None
     if pinned is not None and local is None:  # else the worker of this process has seen to it
-        pinned.add(store)
+        pinned.add(store.segment)
 
     def way_to(name: str) -> Carrier:
         if not rules.shared:
@@ -374,7 +374,7 @@ def _make_server(
         ticket = meeting.read(f"gradients/{name}", Ticket, name)
         gradients = Flats.shared(plan.layout, Segment.attach(ticket))
         if pinned is not None:
-            pinned.add(gradients)
+            pinned.add(gradients.segment)
         return Shared(gradients, None, store, copies=rules.copies)
 
     workers = [f"worker{worker}" for worker in range(plan.workers)]
