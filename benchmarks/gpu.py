@@ -13,7 +13,7 @@ the device over all steps after the warm-up. Parts:
     feed      ResNet-50 fed from JPEG files and from decoded ones, against synthetic samples
     server    ResNet-50 with its weights on servers, in main memory and on the GPU, against single
     script    the same by a script of one's own (`gpu_script.py`), whose passes are not recorded
-    follow    replicated, ring, pipeline and server on this one GPU train like single
+    follow    replicated, ring, hybrid, pipeline and server on this one GPU train like single
     batches   P1's Figure 8: the tutorial network at batches of 1 to 400
     models    every model of the papers, in three precisions
 """
@@ -212,6 +212,7 @@ class Bench:
             ("replicated:devices=2", 1, 0),
             ("replicated:devices=2,shares=3/1", 1, 0),
             ("ring", 2, 0),
+            ("hybrid", 2, 0),
             ("pipeline", 2, 0),
             ("pipeline:schedule=gpipe", 2, 0),
             ("server", 1, 1),

@@ -220,15 +220,15 @@ def check_devices(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
 
 
 def use_free_cores(plan: JobPlan, identity: Identity) -> None:
-    """A server whose workers compute on GPUs shares their host's cores with nobody who needs them.
+    """A seat whose workers compute on GPUs shares their host's cores with nobody who needs them.
 
     Called in the thread that serves: the number of threads is each thread's own.
     """
-    if not plan.accelerated:
+    if not plan.accelerated or plan.seat_of(identity.name) is None:
         return
     cores = len(os.sched_getaffinity(0))
     if identity.on_one_host:
-        each = (cores - identity.workers) // max(1, identity.servers)
+        each = (cores - identity.workers) // len(plan.seats)
     else:
         each = cores // max(1, identity.local_members)
     torch.set_num_threads(max(1, min(each, MOST_SERVER_THREADS)))

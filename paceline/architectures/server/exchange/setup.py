@@ -254,7 +254,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         meeting=meeting,
     )
     _connect(post, plan, meeting)
-    loop.start()
+    loop.start(lambda: use_free_cores(plan, identity))
     if joins:
         worker.join()
     else:
@@ -263,7 +263,9 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     if not joins:  # whoever starts to train may overwrite what another still reads
         own = " ".join(map(str, os.sched_getaffinity(0)))
         cores = [note.split() for note in meeting.gather("started", own, identity.workers)]
-        if plan.rules.shared and not identity.servers and _are_disjoint(cores):
+        # What a worker on a device waits for comes from a thread that needs the interpreter.
+        waits_alone = staging is None and not identity.servers
+        if plan.rules.shared and waits_alone and _are_disjoint(cores):
             loop.spin()
     return member
 
