@@ -190,15 +190,33 @@ def test_servers_on_the_cpu_follow_one(tmp_path, alone, text, workers, servers):
 @pytest.mark.parametrize(
     ("text", "workers", "servers"),
     [
-        ("server:device=cuda", 1, 1),
         ("server:device=cuda,transport=tcp", 2, 2),
-        ("server:device=cuda,placement=colocated", 2, 0),
-        ("server:device=cuda,placement=colocated,update=worker", 2, 0),
+        ("server:device=cuda,mode=bounded,staleness=0,placement=colocated", 2, 0),
         ("server:device=cuda,mode=async,placement=colocated", 1, 0),
     ],
 )
 def test_servers_on_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
     run(tmp_path, text=text, workers=workers, servers=servers)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
+
+
+def train_inside(session: Session) -> None:
+    train_recorded(session)
+    assert session.architecture._opened.is_on_device
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "servers"),
+    [
+        ("server:device=cuda", 1, 1),
+        ("server:device=cuda,chunk=64KiB", 2, 2),
+        ("server:device=cuda,placement=colocated", 1, 0),
+        ("server:device=cuda,placement=colocated", 2, 0),
+        ("server:device=cuda,placement=colocated,update=worker", 2, 0),
+    ],
+)
+def test_chunks_handed_over_inside_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
+    run(tmp_path, train_inside, text=text, workers=workers, servers=servers)
     assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
 
 

@@ -85,13 +85,11 @@ class CudaLane:
         return self._record(torch.cuda.current_stream(self._device))
 
     def after(self, moment: Any) -> None:
+        self._enter()  # memory on the device is cleared by this thread before it is copied to
         self._stream.wait_event(moment)
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        if self._owner is None:  # a thread's current stream is its own
-            torch.cuda.set_device(self._device)
-            torch.cuda.set_stream(self._stream)
-            self._owner = threading.get_ident()
+        self._enter()
         # One call, which leaves the interpreter to others while it asks for each copy.
         torch._foreach_copy_(targets, sources, non_blocking=True)
 
@@ -113,6 +111,13 @@ class CudaLane:
     def close(self) -> None:
         self._stream.synchronize()
 
+    def _enter(self) -> None:
+        """Have the calling thread work on this stream: a thread's current stream is its own."""
+        if self._owner is None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(self._stream)
+            self._owner = threading.get_ident()
+
     def _record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         # `blocking`: whoever waits for it sleeps, and leaves the core to those who have work.
         event = self._spare.popleft() if self._spare else torch.cuda.Event(blocking=True)
@@ -122,6 +127,9 @@ class CudaLane:
 
 class GuestLane(CudaLane):
     """One whose copies are asked for by threads that compute: they keep a stream of their own."""
+
+    def _enter(self) -> None:
+        pass
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         with torch.cuda.stream(self._stream):
@@ -189,22 +197,30 @@ def open_guest_lane(device: torch.device) -> Lane:
 
 
 def open_staging(
-    context: Context, device: torch.device, layout: Layout, *memory: Flats | None
+    context: Context,
+    device: torch.device,
+    layout: Layout,
+    held: Flats,
+    gradients: Flats | None,
+    *,
+    on_device: bool,
 ) -> Staging | None:
-    """None where the worker's tensors are in main memory. `memory`: what copies go to and from."""
+    """None where the worker's tensors are in main memory. `held`, `gradients`: what copies come
+    from and go to; `on_device`: both are there already, and tensors read what is held."""
     if not is_apart(device):
         return None
     staging = Staging(
-        weights=Flats.private(layout, device=device),
+        weights=held if on_device else Flats.private(layout, device=device),
         out=open_lane(device),
         back=open_lane(device),
         clock=context.clock,
     )
     if device.type == "cuda":
         staging.pinned = Pinned(context)
-        for flats in memory:
+        for flats in (held, gradients):
             staging.pinned.add(None if flats is None else flats.segment)
-        say_who_shares(context, "servers exchange through main memory all the same")
+        told = "servers exchange through main memory all the same"
+        say_who_shares(context, "servers exchange inside it" if on_device else told)
     return staging
 
 
@@ -354,7 +370,7 @@ class DeviceWorker(WorkerSide):
     # Called by the loop.
 
     def release(self) -> None:
-        if self._freed:
+        if self._freed and self._staging.weights is not self._held:
             there, here = self._staging.weights, self._held
             self._back.copy(
                 [there.chunk(chunk) for chunk in self._freed],
