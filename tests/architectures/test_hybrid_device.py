@@ -5,6 +5,10 @@ import torch
 
 from paceline import spec
 from paceline.architectures import host_stage, host_sums
+from paceline.architectures.base import Context
+from paceline.errors import SpecError
+from paceline.launch import identify
+from paceline.telemetry import StepClock
 from paceline.testing import run_members
 from tests.architectures.test_hybrid import curve_on_hosts
 from tests.architectures.test_server_device import SlowLane
@@ -83,6 +87,15 @@ def test_follows_single_on_the_same_global_batch(hosts, between, servers, refere
         curve_apart, hosts, workers=len(hosts), servers=servers, architecture=options
     )
     assert largest_difference(whole([parts for parts, _ in found]), reference) < 1e-4
+
+
+def test_workers_that_go_on_without_a_lost_one_are_refused(monkeypatch):
+    monkeypatch.setattr(host_stage, "is_apart", lambda device: True)
+    cpu = torch.device("cpu")
+    common = {"store": None, "clock": StepClock(), "device": cpu, "note": print}
+    context = Context(identity=identify({}), crew=object(), **common)
+    with pytest.raises(SpecError, match="cannot go on in place"):
+        host_stage.Stage(context).bucket(8, torch.float32, cpu)
 
 
 @pytest.mark.parametrize("forgets", ["nothing", "sums", "gradients"])
