@@ -76,7 +76,7 @@ def curve_apart(session, hosts, forgets=""):
     ("hosts", "between", "servers"),
     [
         ("ab", "ring", 0),
-        ("aab", "server", 0),
+        pytest.param("aab", "server", 0, marks=pytest.mark.slow),
         pytest.param("abab", "ring", 0, marks=pytest.mark.slow),
         pytest.param("aab", "server", 1, marks=pytest.mark.slow),
     ],

@@ -75,7 +75,12 @@ def reference():
 
 
 @pytest.mark.parametrize(
-    ("text", "workers"), [("chunk=1KiB", 1), ("chunk=1KiB", 2), ("update=worker,chunk=1KiB", 2)]
+    ("text", "workers"),
+    [
+        pytest.param("chunk=1KiB", 1, marks=pytest.mark.slow),
+        ("chunk=1KiB", 2),
+        pytest.param("update=worker,chunk=1KiB", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_chunks_handed_over_inside_the_device_train_alike(text, workers, reference):
     parts = run(on_device, loss_curve, workers=workers, text=text)

@@ -57,7 +57,7 @@ def offer(size_bytes: int, device: torch.device) -> tuple[Tensor, DeviceTicket]:
 def reach(ticket: DeviceTicket, device: torch.device) -> Tensor:
     """Another process's memory on the GPU that is `device` here, as bytes."""
     if gpu_of(device) != ticket.gpu:
-        raise ExchangeError(f"it is on another GPU than {device} here")
+        raise ExchangeError(f"what is offered is on another GPU than {device} here")
     if len(ticket.handle) != HANDLE_BYTES:
         raise ExchangeError("its ticket is not one of CUDA's")
     driver, pointer = _driver(device), ctypes.c_uint64()
