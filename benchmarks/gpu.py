@@ -13,7 +13,7 @@ the device over all steps after the warm-up. Parts:
     feed      ResNet-50 fed from JPEG files and from decoded ones, against synthetic samples
     server    ResNet-50 with its weights on servers, in main memory and on the GPU, against single
     script    the same by a script of one's own (`gpu_script.py`), whose passes are not recorded
-    follow    replicated, ring, pipeline and server on this one GPU train like single
+    follow    replicated, ring, hybrid, pipeline and server on this one GPU train like single
     batches   P1's Figure 8: the tutorial network at batches of 1 to 400
     models    every model of the papers, in three precisions
 """
@@ -71,14 +71,16 @@ SERVED = {
     "server-4": ("server", 4),
     "colocated": ("server:placement=colocated", 0),
     "server-1-gpu": ("server:device=cuda", 1),
+    "colocated-gpu": ("server:device=cuda,placement=colocated", 0),
 }
 """Contender -> its architecture and server processes."""
 
-ONCE = ("server-4", "server-1-gpu")
+ONCE = ("server-4", "server-1-gpu", "colocated-gpu")
 SCRIPTED = {
     "single": ("single", 0),
     "server-1": ("server", 1),
-    "server-1-8MiB": ("server:chunk=8MiB", 1),
+    "server-1-2MiB": ("server:chunk=2MiB", 1),
+    "colocated-gpu": ("server:device=cuda,placement=colocated", 0),
 }
 PARTS = ("plain", "best", "feed", "server", "script", "follow", "batches", "models")
 CLOSE = 1e-4
@@ -172,7 +174,7 @@ class Bench:
         script = spec.Script(path=path, arguments=(str(steps), str(batch)))
         for repeat in range(self._given.repeats):
             for name, (text, servers) in SCRIPTED.items():
-                if name != "server-1-8MiB" or repeat == 0:
+                if name in ("single", "server-1") or repeat == 0:
                     experiment = self._experiment(spec.Workload(script=script), text, 1, servers)
                     folder = engines.run(experiment, self._folder / f"run{self._runs}")
                     taken = folder.steps("worker0")[WARMUP:]
@@ -212,6 +214,7 @@ class Bench:
             ("replicated:devices=2", 1, 0),
             ("replicated:devices=2,shares=3/1", 1, 0),
             ("ring", 2, 0),
+            ("hybrid", 2, 0),
             ("pipeline", 2, 0),
             ("pipeline:schedule=gpipe", 2, 0),
             ("server", 1, 1),

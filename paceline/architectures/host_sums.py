@@ -19,7 +19,9 @@ from torch import Tensor
 from paceline.architectures.base import Context
 from paceline.architectures.collective import TorchCollective
 from paceline.architectures.group import ended_early
+from paceline.architectures.host_stage import Stage
 from paceline.architectures.server.exchange.setup import Meeting
+from paceline.architectures.server.exchange.worker import Moment
 from paceline.errors import DeadlineError
 from paceline.protocol.actions import AllReduce, Event, Send, Usable
 from paceline.protocol.collectives import (
@@ -86,6 +88,11 @@ class HostCollective:
         self._attached: list[Segment] = []
         self._sums: list[Tensor] = []
         self._gradients: list[list[Tensor]] = []
+        self._stage = Stage(context)
+        self._on_device: list[Tensor | None] = []
+        """Buckets that are not in the host's memory themselves."""
+        self._leaving: deque[tuple[int, Moment | None]] = deque()
+        """Buckets that were filled, and when they are in the host's memory."""
         self._arrived = self._summed = self._shared = _no_flags()
         self._ears: list[_Ear] = []
         self._machine = HybridMachine(identity.rank, self._hosts, 0)
@@ -105,7 +112,9 @@ class HostCollective:
         segment = Segment.create(elements * dtype.itemsize)
         self._own.append(segment)
         self._sizes.append((elements, dtype))
-        return _view(segment, elements, dtype)
+        self._on_device.append(self._stage.bucket(elements, dtype, device))
+        flat = self._on_device[-1]
+        return _view(segment, elements, dtype) if flat is None else flat
 
     def forget(self) -> None:
         """Other buckets will take the place of these."""
@@ -137,6 +146,8 @@ class HostCollective:
         self._everyone.finish()  # everyone has attached: the tickets end
         for segment in (*self._own, *self._attached):
             segment.withdraw()
+        for segment in (*self._own, *sums):
+            self._stage.pin(segment)
 
     def _lay_out(self, board: Flags, buckets: int) -> None:
         """Whose flags say what, and which of them this member listens to."""
@@ -162,7 +173,10 @@ class HostCollective:
     def start(self, flat: Tensor) -> None:
         """The next bucket of this step is full; `flat` is the memory `allocate_bucket` gave."""
         bucket, self._started = self._started, self._started + 1
-        self._tell(Made(bucket))
+        moment = None
+        if (on_device := self._on_device[bucket]) is not None:
+            moment = self._stage.leave(on_device, self._gradients[self._place][bucket])
+        self._leaving.append((bucket, moment))
         self._listen()
 
     def finish(self) -> None:
@@ -175,6 +189,7 @@ class HostCollective:
                     self._tell(Reduced(bucket))
             elif not self._listen():
                 self._wait(began)
+        self._stage.follow()
         self._steps += 1
         self._started = 0
         self._summed_bytes += sum(count * kind.itemsize for count, kind in self._sizes)
@@ -182,8 +197,16 @@ class HostCollective:
             ear.heard = 0
 
     def _listen(self) -> bool:
-        """Tell the machine what others have done since; False where that is nothing."""
+        """Tell the machine what has arrived, and what others have done since; False where that is
+        nothing."""
         has_heard = False
+        while self._leaving and _is_here(self._leaving[0][1]):
+            bucket, moment = self._leaving.popleft()
+            on_device = self._on_device[bucket]
+            if on_device is not None and moment is not None:
+                self._stage.arrived(on_device, moment)
+            self._tell(Made(bucket))
+            has_heard = True
         for ear in self._ears:
             while self._machine.step == self._steps and ear.has_news(self._steps):
                 ear.heard += 1
@@ -210,7 +233,15 @@ class HostCollective:
                     self._between.start(self._sums[bucket])
                     self._reducing.append(bucket)
                 case Usable(bucket):
-                    self._gradients[self._place][bucket].copy_(self._sums[bucket])
+                    self._hand_over(bucket)
+
+    def _hand_over(self, bucket: int) -> None:
+        """A bucket's sum, to where it was filled."""
+        on_device = self._on_device[bucket]
+        if on_device is None:
+            self._gradients[self._place][bucket].copy_(self._sums[bucket])
+        else:
+            self._stage.bring(on_device, self._sums[bucket])
 
     def counters(self) -> dict[str, object]:
         """What this worker sends to other hosts, beside what a ring of all workers would have it.
@@ -231,9 +262,11 @@ class HostCollective:
         if self._between is not None:
             self._between.close()
         self._close_memory()
+        self._stage.close()
 
     def _close_memory(self) -> None:
-        self._sums, self._gradients = [], []
+        self._stage.settle()
+        self._sums, self._gradients, self._on_device = [], [], []
         self._arrived = self._summed = self._shared = _no_flags()  # they are views of it too
         self._ears = []
         for segment in (*self._own, *self._attached):
@@ -294,6 +327,10 @@ class _Ear:
     def has_news(self, step: int) -> bool:
         """Flags rise in the order of the buckets."""
         return self.heard < len(self.flags) and bool(self.flags[self.heard] > step)
+
+
+def _is_here(moment: Moment | None) -> bool:
+    return moment is None or moment.query()
 
 
 def _no_flags() -> Flags:

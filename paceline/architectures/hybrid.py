@@ -34,9 +34,6 @@ class HybridArchitecture(BucketedArchitecture):
     """Shared memory inside a host, one leader per host outside."""
 
     def __init__(self, options: spec.Hybrid, context: Context) -> None:
-        if context.device.type != "cpu":
-            problem = f"gradients are on {context.device.type}, and a host's memory sums them."
-            raise SpecError("architecture hybrid", problem, "use ring: NCCL knows hosts itself.")
         meeting, identity = Meeting(context), context.identity
         meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
         hosts = _members_by_host(meeting, identity)

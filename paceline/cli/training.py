@@ -63,13 +63,7 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
     if described is not None and not fits and workload.data != "synthetic":
         problem = f"{workload.model} cannot train on {workload.data}."
         raise SpecError("--data", problem, f"use --data {described.data} or synthetic.")
-    chosen = with_choice(experiment)
-    is_hybrid = isinstance(chosen.architecture, spec.Hybrid)
-    if chosen.engine == "here" and _gpus() and is_hybrid:
-        problem = "hybrid works in main memory, and built-in workloads here train on a GPU."
-        fix = "use ring or server, or hide the GPU: CUDA_VISIBLE_DEVICES= paceline train …"
-        raise SpecError("--architecture", problem, fix)
-    return chosen
+    return with_choice(experiment)
 
 
 def _going_on(experiment: spec.Experiment) -> spec.Experiment:

@@ -23,6 +23,10 @@ SHARED_CHUNK_BYTES = 2 << 20, 512 << 10
 """Preferred, and the least that makes sense, here and below. In shared memory only descriptors
 travel, and the work per chunk is what counts beside sums."""
 
+ACCELERATED_CHUNK_BYTES = 8 << 20, 512 << 10
+"""The same where workers compute on GPUs: a chunk's sum takes less time than the interpreter needs
+for what surrounds it. ResNet-50, workers that serve: 0.85 of `single` with 2 MiB, 0.95 with 8."""
+
 TRAVELLING_CHUNK_BYTES = 256 << 10, 64 << 10
 """On a network a small chunk lets an urgent one overtake soon; beat 1 MiB in trials at 1 Gbit."""
 
@@ -160,11 +164,13 @@ def make_plan(
     options: spec.Server,
     shape: Shape,
     groups: Sequence[Settings] = (),
+    *,
+    accelerated: bool = False,
 ) -> Plan:
-    """The plan of one exchange; SpecError for what cannot work."""
+    """The plan of one exchange; SpecError for what cannot work. `accelerated`: on GPUs."""
     check(options, shape)
     table = seats(placement_of(options, shape), shape.workers, shape.servers)
-    preferred, least = suitable_bytes(options, shape)
+    preferred, least = suitable_bytes(options, shape, accelerated=accelerated)
     shares = [seat.share for seat in table]
     layout, owners = cut_and_deal(parameters, shares, preferred, least)
     return Plan(
@@ -263,12 +269,14 @@ def shares_memory(options: spec.Server, shape: Shape) -> bool:
     return shape.on_one_host and not (shape.goes_on and workers_serve(options, shape))
 
 
-def suitable_bytes(options: spec.Server, shape: Shape) -> tuple[int, int]:
+def suitable_bytes(
+    options: spec.Server, shape: Shape, *, accelerated: bool = False
+) -> tuple[int, int]:
     """The size of a chunk that suits the way it goes, and the least that makes sense."""
     if options.chunk_bytes is not None:
         return options.chunk_bytes, options.chunk_bytes
     if shares_memory(options, shape):
-        return SHARED_CHUNK_BYTES
+        return ACCELERATED_CHUNK_BYTES if accelerated else SHARED_CHUNK_BYTES
     return LOOPBACK_CHUNK_BYTES if shape.on_one_host else TRAVELLING_CHUNK_BYTES
 
 

@@ -14,11 +14,6 @@ AT_ONCE_SECONDS = 10.0
 """No member has been started."""
 
 REFUSED = {
-    "hybrid": (
-        ["--architecture", "hybrid"],
-        "hybrid works in main memory",
-        "CUDA_VISIBLE_DEVICES",
-    ),
     "nccl": (
         ["--architecture", "ring:backend=nccl", "--workers", str(torch.cuda.device_count() + 1)],
         "NCCL needs one for each",

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -159,6 +160,7 @@ def test_batch_norm_statistics_are_those_of_a_pass_that_was_not_recorded(tmp_pat
         ("server:placement=colocated", 2),
         ("server:placement=colocated,transport=tcp", 2),
         ("server:update=worker,placement=colocated", 2),
+        ("hybrid", 2),
     ],
 )
 def test_several_on_one_gpu_follow_one(tmp_path, alone, text, workers):
@@ -188,15 +190,51 @@ def test_servers_on_the_cpu_follow_one(tmp_path, alone, text, workers, servers):
 @pytest.mark.parametrize(
     ("text", "workers", "servers"),
     [
-        ("server:device=cuda", 1, 1),
         ("server:device=cuda,transport=tcp", 2, 2),
-        ("server:device=cuda,placement=colocated", 2, 0),
-        ("server:device=cuda,placement=colocated,update=worker", 2, 0),
+        ("server:device=cuda,mode=bounded,staleness=0,placement=colocated", 2, 0),
         ("server:device=cuda,mode=async,placement=colocated", 1, 0),
     ],
 )
 def test_servers_on_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
     run(tmp_path, text=text, workers=workers, servers=servers)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
+
+
+def train_inside(session: Session) -> None:
+    train_recorded(session)
+    assert session.architecture._opened.is_on_device
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "servers"),
+    [
+        ("server:device=cuda", 1, 1),
+        ("server:device=cuda,chunk=64KiB", 2, 2),
+        ("server:device=cuda,placement=colocated", 1, 0),
+        ("server:device=cuda,placement=colocated", 2, 0),
+        ("server:device=cuda,placement=colocated,update=worker", 2, 0),
+    ],
+)
+def test_chunks_handed_over_inside_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
+    run(tmp_path, train_inside, text=text, workers=workers, servers=servers)
+    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
+
+
+def train_on_hosts(session: Session, hosts: str) -> None:
+    """Worker i is on host `hosts[i]`."""
+    session.identity = msgspec.structs.replace(session.identity, host=hosts[session.rank])
+    train_recorded(session)
+    assert session.architecture is not None
+    assert session.architecture.counters()["hosts"] == len(set(hosts))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text", "servers"),
+    [("ab", "hybrid", 0), ("aabb", "hybrid", 0), ("aab", "hybrid:between=server", 1)],
+)
+def test_hosts_of_workers_on_the_gpu_follow_one(tmp_path, alone, hosts, text, servers):
+    work = partial(train_on_hosts, hosts=hosts)
+    run(tmp_path, work, text=text, workers=len(hosts), servers=servers)
     assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
 
 

@@ -6,6 +6,7 @@ from paceline import spec
 from paceline.errors import SpecError
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.plan import (
+    ACCELERATED_CHUNK_BYTES,
     LOOPBACK_CHUNK_BYTES,
     SHARED_CHUNK_BYTES,
     TRAVELLING_CHUNK_BYTES,
@@ -48,6 +49,8 @@ def test_chunks_suit_the_way_they_go():
     asked = spec.Server()
     assert suitable_bytes(asked, APART) == TRAVELLING_CHUNK_BYTES
     assert suitable_bytes(asked, on_one_host(3, 2)) == SHARED_CHUNK_BYTES
+    on_gpus = suitable_bytes(asked, on_one_host(3, 2), accelerated=True)
+    assert on_gpus == ACCELERATED_CHUNK_BYTES
     loopback = spec.Server(transport="tcp")
     assert suitable_bytes(loopback, on_one_host(3, 2)) == LOOPBACK_CHUNK_BYTES
     assert suitable_bytes(spec.Server(chunk="1MiB"), APART) == (1 << 20, 1 << 20)

@@ -93,6 +93,11 @@ class Streaming:
         self._restore()
         pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
 
+    def leave(self) -> None:
+        """The tensors get memory of their own: what they read goes with the process it is of."""
+        self.settle()
+        self.weights.give_back()
+
     def saved_state(self) -> dict[str, Any]:
         self.settle()
         with self._local_optimizer() as optimizer:

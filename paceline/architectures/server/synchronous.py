@@ -139,8 +139,11 @@ class SynchronousServer:
     def close(self, *, failed: bool) -> None:
         self._tap.remove()
         exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.close(failed=failed)
+        if exchange is None:
+            return
+        if exchange.is_on_device and self._streaming is not None and not failed:
+            self._streaming.leave()
+        exchange.close(failed=failed)
 
     # A job that runs.
 

@@ -27,6 +27,7 @@ from paceline.errors import SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import Layout
 from paceline.telemetry import StepClock
+from paceline.wire import Segment
 
 CLOSING_SECONDS = 5.0
 SWITCH_SECONDS = 50e-6
@@ -84,13 +85,11 @@ class CudaLane:
         return self._record(torch.cuda.current_stream(self._device))
 
     def after(self, moment: Any) -> None:
+        self._enter()  # memory on the device is cleared by this thread before it is copied to
         self._stream.wait_event(moment)
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        if self._owner is None:  # a thread's current stream is its own
-            torch.cuda.set_device(self._device)
-            torch.cuda.set_stream(self._stream)
-            self._owner = threading.get_ident()
+        self._enter()
         # One call, which leaves the interpreter to others while it asks for each copy.
         torch._foreach_copy_(targets, sources, non_blocking=True)
 
@@ -112,11 +111,29 @@ class CudaLane:
     def close(self) -> None:
         self._stream.synchronize()
 
+    def _enter(self) -> None:
+        """Have the calling thread work on this stream: a thread's current stream is its own."""
+        if self._owner is None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(self._stream)
+            self._owner = threading.get_ident()
+
     def _record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         # `blocking`: whoever waits for it sleeps, and leaves the core to those who have work.
         event = self._spare.popleft() if self._spare else torch.cuda.Event(blocking=True)
         event.record(stream)
         return event
+
+
+class GuestLane(CudaLane):
+    """One whose copies are asked for by threads that compute: they keep a stream of their own."""
+
+    def _enter(self) -> None:
+        pass
+
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 @dataclass(kw_only=True)
@@ -146,11 +163,11 @@ class Pinned:
         self._note = context.note
         self._addresses: list[int] = []
 
-    def add(self, flats: Flats | None) -> None:
+    def add(self, segment: Segment | None) -> None:
         """Where it cannot be, copies take longer."""
-        if flats is None or flats.segment is None:
+        if segment is None:
             return
-        whole = torch.frombuffer(flats.segment.memory, dtype=torch.uint8)
+        whole = torch.frombuffer(segment.memory, dtype=torch.uint8)
         driver: Any = torch.cuda.cudart()
         if int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)) == 0:
             self._addresses.append(whole.data_ptr())
@@ -174,23 +191,36 @@ def open_lane(device: torch.device) -> Lane:
     return CudaLane(device)
 
 
+def open_guest_lane(device: torch.device) -> Lane:
+    """For threads that compute too."""
+    return GuestLane(device)
+
+
 def open_staging(
-    context: Context, device: torch.device, layout: Layout, *memory: Flats | None
+    context: Context,
+    device: torch.device,
+    layout: Layout,
+    held: Flats,
+    gradients: Flats | None,
+    *,
+    on_device: bool,
 ) -> Staging | None:
-    """None where the worker's tensors are in main memory. `memory`: what copies go to and from."""
+    """None where the worker's tensors are in main memory. `held`, `gradients`: what copies come
+    from and go to; `on_device`: both are there already, and tensors read what is held."""
     if not is_apart(device):
         return None
     staging = Staging(
-        weights=Flats.private(layout, device=device),
+        weights=held if on_device else Flats.private(layout, device=device),
         out=open_lane(device),
         back=open_lane(device),
         clock=context.clock,
     )
     if device.type == "cuda":
         staging.pinned = Pinned(context)
-        for flats in memory:
-            staging.pinned.add(flats)
-        _say_who_shares(context)
+        for flats in (held, gradients):
+            staging.pinned.add(None if flats is None else flats.segment)
+        told = "servers exchange through main memory all the same"
+        say_who_shares(context, "servers exchange inside it" if on_device else told)
     return staging
 
 
@@ -206,26 +236,27 @@ def check_devices(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
 
 
 def use_free_cores(plan: JobPlan, identity: Identity) -> None:
-    """A server whose workers compute on GPUs shares their host's cores with nobody who needs them.
+    """A seat whose workers compute on GPUs shares their host's cores with nobody who needs them.
 
     Called in the thread that serves: the number of threads is each thread's own.
     """
-    if not plan.accelerated:
+    if not plan.accelerated or plan.seat_of(identity.name) is None:
         return
     cores = len(os.sched_getaffinity(0))
     if identity.on_one_host:
-        each = (cores - identity.workers) // max(1, identity.servers)
+        each = (cores - identity.workers) // len(plan.seats)
     else:
         each = cores // max(1, identity.local_members)
     torch.set_num_threads(max(1, min(each, MOST_SERVER_THREADS)))
 
 
-def _say_who_shares(context: Context) -> None:
+def say_who_shares(context: Context, told: str) -> None:
+    """Where workers of this host share a GPU; `told`: what that means."""
     identity, gpus = context.identity, torch.cuda.device_count()
     workers = min(identity.local_members, identity.workers)
     if workers > gpus:
         shared = f"{workers} workers of this host share {gpus} GPU{'s' if gpus > 1 else ''}"
-        context.note(f"{shared}: servers exchange through main memory all the same.")
+        context.note(f"{shared}: {told}.")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -339,7 +370,7 @@ class DeviceWorker(WorkerSide):
     # Called by the loop.
 
     def release(self) -> None:
-        if self._freed:
+        if self._freed and self._staging.weights is not self._held:
             there, here = self._staging.weights, self._held
             self._back.copy(
                 [there.chunk(chunk) for chunk in self._freed],

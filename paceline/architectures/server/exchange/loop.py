@@ -70,9 +70,12 @@ class MemberLoop:
         """Member -> connections that have."""
         self._arrived = 0.0
         self._stopping = threading.Event()
+        self._prepare: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._guarded, name="paceline-loop", daemon=True)
 
-    def start(self) -> None:
+    def start(self, prepare: Callable[[], None]) -> None:
+        """In a thread of its own, which is prepared first."""
+        self._prepare = prepare
         self._thread.start()
 
     def spin(self) -> None:
@@ -134,6 +137,7 @@ class MemberLoop:
 
     def _guarded(self) -> None:
         try:
+            self._prepare()
             self.run(self._stopping.is_set)
         except BaseException as error:
             if self._worker is None:

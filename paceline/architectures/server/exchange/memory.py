@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.architectures.server.exchange.device_memory import settle
 from paceline.protocol import Chunk, Layout
 from paceline.wire import Segment
 
@@ -37,15 +38,19 @@ class Flats:
         cls, layout: Layout, *, device: torch.device | None = None, pinned: bool = False
     ) -> "Flats":
         """`pinned`: a GPU copies to and from it by itself."""
-        size = _size_bytes(layout)
+        size = Flats.size_bytes(layout)
         return cls(layout, torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned))
 
     @classmethod
     def shared(cls, layout: Layout, segment: Segment | None = None) -> "Flats":
         """In a new segment, or in the one given."""
-        segment = segment or Segment.create(_size_bytes(layout))
+        segment = segment or Segment.create(Flats.size_bytes(layout))
         memory = torch.frombuffer(segment.memory, dtype=torch.uint8)
-        return cls(layout, memory[: _size_bytes(layout)], segment)
+        return cls(layout, memory[: Flats.size_bytes(layout)], segment)
+
+    @staticmethod
+    def size_bytes(layout: Layout) -> int:
+        return sum(flat.elements * flat.element_bytes for flat in layout.flats)
 
     def chunk(self, index: int) -> Tensor:
         return self._chunks[index]
@@ -68,6 +73,11 @@ class Flats:
                 flat[end : place.start].zero_()
                 end = place.stop
             flat[end:].zero_()
+
+    def settle(self) -> None:
+        """What this thread has asked for here is done; in main memory it is at once."""
+        for device in {flat.device for flat in self._flats}:
+            settle(device)
 
     def close(self) -> None:
         self._flats, self._chunks, self._buffers = [], [], []
@@ -140,7 +150,3 @@ def as_buffer(values: Tensor) -> memoryview:
 
 def from_buffer(buffer: memoryview, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype)
-
-
-def _size_bytes(layout: Layout) -> int:
-    return sum(flat.elements * flat.element_bytes for flat in layout.flats)

@@ -66,7 +66,13 @@ class Exchange:
     @property
     def serves_apart(self) -> bool:
         """Servers have weights of their own, wherever this host's memory has them."""
-        return not self.is_shared or self._member.plan.device != "cpu"
+        plan = self._member.plan
+        return not (self.is_shared and (plan.device == "cpu" or plan.on_device))
+
+    @property
+    def is_on_device(self) -> bool:
+        """What tensors read is memory of a GPU that another process may have offered."""
+        return self._member.plan.on_device
 
     @property
     def is_apart(self) -> bool:
@@ -121,7 +127,9 @@ class Exchange:
             self._context.members_changed(tuple(sorted(self._crew)), change.lost)
 
     def gather(self, key: str, note: str) -> list[str]:
-        """The notes of all workers, on all of them; of those who are lost only what they left."""
+        """The notes of all workers, on all of them; of those who are lost only what they left. What
+        this one has asked a device for is done by then: others may write what it has read."""
+        self.held.settle()
         if self._context.identity.goes_on:
             return self.meeting.collect(key, note, self._context.identity.workers, self.worker.lost)
         return self.meeting.gather(key, note, self._context.identity.workers)

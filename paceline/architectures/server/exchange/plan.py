@@ -84,9 +84,9 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         )
         for name, tensor, group in named
     ]
-    shape = shape_of(identity)
-    plan = make_plan(sizes, options, shape, exchanged.settings)
-    if is_apart(exchanged.device):  # gradients leave from memory that the next ones are written to
+    shape, accelerated = shape_of(identity), is_apart(exchanged.device)
+    plan = make_plan(sizes, options, shape, exchanged.settings, accelerated=accelerated)
+    if accelerated:  # gradients leave from memory that the next ones are written to
         if shape.goes_on and workers_serve(options, shape):
             problem = "workers serve, and compute on GPUs: what a lost one had nobody else has."
             raise SpecError("--on-loss", problem, "add --servers, or write stop and --restarts.")
@@ -96,7 +96,7 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         **msgspec.structs.asdict(plan),
         fingerprint=exchanged.fingerprint,
         optimizer=exchanged.optimizer,
-        accelerated=is_apart(exchanged.device),
+        accelerated=accelerated,
         device=options.device,
     )
 

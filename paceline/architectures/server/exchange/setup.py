@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.compression import Codec, make_codec
+from paceline.architectures.server.exchange import device_memory
 from paceline.architectures.server.exchange.carriers import (
     Carrier,
     Carriers,
@@ -29,9 +30,11 @@ from paceline.architectures.server.exchange.device import (
     DeviceWorker,
     Pinned,
     Staging,
+    is_apart,
     open_staging,
     use_free_cores,
 )
+from paceline.architectures.server.exchange.device_memory import DeviceTicket, is_shared
 from paceline.architectures.server.exchange.loop import MemberLoop
 from paceline.architectures.server.exchange.memory import Flats
 from paceline.architectures.server.exchange.plan import (
@@ -216,11 +219,13 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     job that runs, those which the servers have when its first step begins."""
     identity, meeting = context.identity, Meeting(context)
     leads, joins = identity.rank == 0, identity.founders > 0
-    plan, served = _agree(options, identity, meeting, exchanged)
+    is_on_device = not joins and _shares_device(options, context, meeting, exchanged.device)
+    plan, served = _agree(options, identity, meeting, exchanged, is_on_device)
     post = _open_post(options, context, meeting, plan, leads)
     gradients = None
-    if plan.rules.shared and any(seat.member != identity.name for seat in plan.seats):
-        gradients = _offer_gradients(plan, meeting, identity)
+    serves_alone = all(seat.member == identity.name for seat in plan.seats)
+    if plan.on_device or (plan.rules.shared and not serves_alone):
+        gradients = _offer_gradients(plan, meeting, identity, exchanged.device)
     exclusive = plan.rules.exclusive
     pinned = exchanged.device.type == "cuda"
     held = served if exclusive and served is not None else Flats.private(plan.layout, pinned=pinned)
@@ -229,15 +234,21 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     store = served or (held if exclusive else Flats.private(plan.layout))
     codec = make_codec(options.compression, options.topk_fraction)
     wire = Wire(held, codec, keeps=plan.rules.second_homes)
-    local = Local(held, store, wire)
+    local: Carrier = Local(held, store, wire)
+    if plan.on_device and gradients is not None:
+        local = Shared(gradients, held, store, copies=False)
     server = None
     if plan.seat_of(identity.name) is not None:
         server = _make_server(options, context, plan, meeting, store, local)
-    staging = open_staging(context, exchanged.device, plan.layout, held, gradients)
+    staging = open_staging(
+        context, exchanged.device, plan.layout, held, gradients, on_device=plan.on_device
+    )
     apart: Carrier = wire
     if gradients is not None:
         apart = Shared(gradients, held, store, copies=plan.rules.copies)
-    inside = Spared(local, wire) if plan.rules.second_homes else local
+    inside = local
+    if plan.rules.second_homes and isinstance(local, Local):
+        inside = Spared(local, wire)
     worker = _make_worker(context, plan, post, held, codec, (apart, inside), staging)
     loop = MemberLoop(plan, post, worker, server, context.note)
     member = WorkerMember(
@@ -254,7 +265,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         meeting=meeting,
     )
     _connect(post, plan, meeting)
-    loop.start()
+    loop.start(lambda: use_free_cores(plan, identity))
     if joins:
         worker.join()
     else:
@@ -263,7 +274,9 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     if not joins:  # whoever starts to train may overwrite what another still reads
         own = " ".join(map(str, os.sched_getaffinity(0)))
         cores = [note.split() for note in meeting.gather("started", own, identity.workers)]
-        if plan.rules.shared and not identity.servers and _are_disjoint(cores):
+        # What a worker on a device waits for comes from a thread that needs the interpreter.
+        waits_alone = staging is None and not identity.servers
+        if plan.rules.shared and waits_alone and _are_disjoint(cores):
             loop.spin()
     return member
 
@@ -280,26 +293,52 @@ def set_up_server(options: spec.Server, context: Context) -> Member | None:
     table = seats_of(placement_of(options, shape), identity.workers, identity.servers)
     if identity.name not in {seat.member for seat in table}:
         return None
+    _shares_device(options, context, meeting, seat_device(options, context))
     plan = meeting.read("plan", JobPlan, "worker0")
     use_free_cores(plan, identity)
     post = _open_post(options, context, meeting, plan, leads=False)
-    if plan.ticket is not None:
-        store = Flats.shared(plan.layout, Segment.attach(plan.ticket))
-    else:
-        store = Flats.private(plan.layout)
+    store = _reach_served(plan, seat_device(options, context)) or Flats.private(plan.layout)
     server = _make_server(options, context, plan, meeting, store)
     loop = MemberLoop(plan, post, None, server, context.note)
     return Member(plan=plan, post=post, loop=loop, server=server, memory=[store])
 
 
+def _shares_device(
+    options: spec.Server, context: Context, meeting: Meeting, device: torch.device | None
+) -> bool:
+    """Whether all members hand chunks over inside one GPU; all ask before there is a plan."""
+    shape, identity = shape_of(context.identity), context.identity
+    own = device if device is not None and is_apart(device) else None
+    holds, why = is_shared(options, shape, identity, meeting, own)
+    if why and identity.rank == 0:
+        context.note(f"members do not share a GPU's memory, and chunks take main memory ({why}).")
+    return holds
+
+
+def _reach_served(plan: JobPlan, device: torch.device | None) -> Flats | None:
+    """What is served, where worker 0 has laid it; None where members share no memory."""
+    if plan.device_ticket is not None:
+        assert device is not None, "who has none does not agree to share a device's memory"
+        return Flats(plan.layout, device_memory.reach(plan.device_ticket, device))
+    return None if plan.ticket is None else Flats.shared(plan.layout, Segment.attach(plan.ticket))
+
+
 def _agree(
-    options: spec.Server, identity: Identity, meeting: Meeting, exchanged: Exchanged
+    options: spec.Server,
+    identity: Identity,
+    meeting: Meeting,
+    exchanged: Exchanged,
+    is_on_device: bool,
 ) -> tuple[JobPlan, Flats | None]:
     """The plan that worker 0 makes, and the memory where all find what is served, if they share."""
     served: Flats | None = None
     if identity.rank == 0:
         plan = make_job_plan(exchanged, options, identity)
-        if plan.rules.shared:
+        if is_on_device:
+            served, ticket = _offer_on_device(plan, exchanged.device)
+            plan = msgspec.structs.replace(plan, device_ticket=ticket)
+            write_tensors(exchanged.tensors, served)
+        elif plan.rules.shared:
             served = Flats.shared(plan.layout)
             assert served.segment is not None
             plan = msgspec.structs.replace(plan, ticket=served.segment.ticket)
@@ -307,22 +346,26 @@ def _agree(
         meeting.leave("plan", plan)
     plan = meeting.read("plan", JobPlan, "worker0")
     check_plan(plan, exchanged)
-    if plan.ticket is not None and served is None:
-        served = Flats.shared(plan.layout, Segment.attach(plan.ticket))
+    if served is None:
+        served = _reach_served(plan, exchanged.device)
     return plan, served
 
 
 def write_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
+    """After it others may read them there."""
     flats.clear_padding()
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             flats.parameter(index, tensor).copy_(tensor)
+    flats.settle()
 
 
 def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
+    """After it others may write there."""
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             tensor.copy_(flats.parameter(index, tensor))
+    flats.settle()
 
 
 def _open_post(
@@ -343,11 +386,23 @@ def _open_post(
     return post
 
 
-def _offer_gradients(plan: JobPlan, meeting: Meeting, identity: Identity) -> Flats:
+def _offer_gradients(
+    plan: JobPlan, meeting: Meeting, identity: Identity, device: torch.device
+) -> Flats:
+    key = f"gradients/{identity.name}"
+    if plan.on_device:
+        gradients, ticket = _offer_on_device(plan, device)
+        meeting.leave(key, ticket)
+        return gradients
     gradients = Flats.shared(plan.layout)
     assert gradients.segment is not None
-    meeting.leave(f"gradients/{identity.name}", gradients.segment.ticket)
+    meeting.leave(key, gradients.segment.ticket)
     return gradients
+
+
+def _offer_on_device(plan: JobPlan, device: torch.device) -> tuple[Flats, DeviceTicket]:
+    memory, ticket = device_memory.offer(Flats.size_bytes(plan.layout), device)
+    return Flats(plan.layout, memory), ticket
 
 
 def _make_server(
@@ -356,25 +411,30 @@ def _make_server(
     plan: JobPlan,
     meeting: Meeting,
     store: Flats,
-    local: Local | None = None,
+    local: Carrier | None = None,
 ) -> ServerSide:
     """`local`: the way to the worker of this process, if it has one."""
     own, rules = context.identity.name, plan.rules
     seat = plan.seat_of(own)
     assert seat is not None
     wire = Wire(store, make_codec(options.compression, options.topk_fraction))
-    device = seat_device(options, context)
+    device = store.chunk(0).device if plan.on_device else seat_device(options, context)
     pinned = Pinned(context) if device is not None and device.type == "cuda" else None
     if pinned is not None and local is None:  # else the worker of this process has seen to it
-        pinned.add(store)
+        pinned.add(store.segment)
 
     def way_to(name: str) -> Carrier:
         if not rules.shared:
             return wire
+        if plan.on_device:
+            offered = meeting.read(f"gradients/{name}", DeviceTicket, name)
+            assert device is not None
+            found = Flats(plan.layout, device_memory.reach(offered, device))
+            return Shared(found, None, store, copies=False)
         ticket = meeting.read(f"gradients/{name}", Ticket, name)
         gradients = Flats.shared(plan.layout, Segment.attach(ticket))
         if pinned is not None:
-            pinned.add(gradients)
+            pinned.add(gradients.segment)
         return Shared(gradients, None, store, copies=rules.copies)
 
     workers = [f"worker{worker}" for worker in range(plan.workers)]

@@ -1,7 +1,8 @@
 """A seat on a GPU: its chunks, their sums and the optimizer's state live on the device.
 
 Gradients come, and weights go, through main memory as ever: the carriers and the machine know
-nothing of it. A gradient is on its way to the device when it has come, and an update is told of
+nothing of it. Where all members share the device's memory (`device_memory.py`) they stay there. A
+gradient is on its way to the device when it has come, and an update is told of
 when its weights are back. All of it runs on a stream of the seat's own, beside a worker that trains
 on the same GPU.
 """
@@ -20,7 +21,7 @@ from paceline.architectures.server.exchange.carriers import Carrier, Payloads
 from paceline.architectures.server.exchange.control import AssignState, JobPlan, State
 from paceline.architectures.server.exchange.device import Pinned
 from paceline.architectures.server.exchange.memory import Flats
-from paceline.architectures.server.seat.serving import ServerSide
+from paceline.architectures.server.seat.serving import Chunks, ServerSide
 from paceline.errors import SpecError
 from paceline.protocol.actions import Work
 from paceline.protocol.messages import Push
@@ -63,11 +64,14 @@ class DeviceServerSide(ServerSide):
         carriers: Mapping[str, Carrier],
         pinned: Pinned | None,
     ) -> None:
-        """`published`: where carriers find weights, in main memory."""
+        """`published`: where carriers find weights, in main memory; or what is served itself, in
+        memory of the device that all members share."""
         self._device, self._published, self._pinned = device, published, pinned
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with self._beside():
-            own = _Own(plan.chunks_of(machine.seat), published, device)
+            own: Chunks = published
+            if not plan.on_device:
+                own = _Own(plan.chunks_of(machine.seat), published, device)
             super().__init__(plan=plan, machine=machine, served=own, carriers=carriers)
             self._settle()
 
@@ -110,8 +114,9 @@ class DeviceServerSide(ServerSide):
             self._pinned.close()
 
     def _publish(self, chunk: int) -> None:
-        """Whoever is told of an update reads main memory at once: it must be there."""
-        self._published.chunk(chunk).copy_(self._served.chunk(chunk), non_blocking=True)
+        """Whoever is told of an update reads what is published at once: it must be there."""
+        if self._served is not self._published:
+            self._published.chunk(chunk).copy_(self._served.chunk(chunk), non_blocking=True)
         self._settle()
 
     def _settle(self) -> None:
