@@ -23,7 +23,7 @@ class Worker:
         self.clock = StepClock()
         self.is_training: bool | None = True
         self._weight = torch.zeros(1, requires_grad=True)
-        trained = SimpleNamespace(tensors=[self._weight])
+        trained = SimpleNamespace(everything=lambda: [self._weight])
         self.gradients = ScaledGradients([trained], lambda error: None)
         self.notes: list[str] = []
         self.shards = 0
