@@ -252,7 +252,8 @@ class Job:
         for name, pid in self.pids().items():
             process = psutil.Process(pid)
             for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN:
+                is_ours = not self._kind.mpirun or connection.family == socket.AF_INET
+                if connection.status == psutil.CONN_LISTEN and is_ours:
                     address = (connection.laddr.ip, connection.laddr.port)
                     found += _recognized(name, address, key)
             unix = {connection.laddr for connection in process.net_connections("unix")}
@@ -264,6 +265,8 @@ class Job:
             request = b"GET /events?token=%s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
             recorded = (request % b"PdYx0e8oRrFQJcE1d3yKzw",)  # another page's
             found.append(Port("page", ("127.0.0.1", port), "http", recorded))
+        if self._kind.mpirun:  # what answers nobody is MPI's own
+            found = [port for port in found if port.speaks != "shut"]
         return list(_told_apart(found))
 
     def use(self, page: "subprocess.Popen[str] | None") -> dict[str, int]:
