@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,13 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000, help="to each port")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=list(SIEGES), choices=SIEGES)
+    parser.add_argument("--ports", nargs="+", help="these only, to part a long siege")
     given = parser.parse_args()
     rows = []
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {given.messages} messages to each port", file=sys.stderr, flush=True)
-            rows.append(SIEGES[name](Path(folder), given.messages, given.seed))
+            rows.append(SIEGES[name](Path(folder), given.messages, given.seed, given.ports))
     result = {"rows": rows, "checks": [check for row in rows for check in checks(row)]}
     print(json.dumps(result, indent=None if given.json else 1))
 
@@ -71,14 +72,20 @@ def checks(row: dict[str, Any]) -> list[dict[str, Any]]:
 # The examination.
 
 
-def besiege_doctor(folder: Path, messages: int, seed: int = 0) -> dict[str, Any]:
+def besiege_doctor(
+    folder: Path, messages: int, seed: int = 0, only: Sequence[str] | None = None
+) -> dict[str, Any]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = listener.getsockname()
         with _processes(_attend, [(index, where[1], listener, folder) for index in (0, 1)]) as two:
             doors = [_door(process.pid, where[1]) for process in two]
             hello, knock = _overheard()
             ports = [Port("examination", where, "lines", (hello,))]
-            ports += [Port(f"door{n}", ("127.0.0.1", d), "token", (knock,)) for n, d in doors]
+            ports += [
+                Port(f"door{index}", ("127.0.0.1", door), "token", (knock,))
+                for index, door in enumerate(doors)
+            ]
+            ports = [port for port in ports if only is None or port.name in only]
             seen = _besieged(two, ports, messages, seed)
             with _processes(_attend, [(2, where[1], None, folder)]) as last:
                 for process in (*two, *last):
@@ -118,8 +125,8 @@ def _attend(index: int, port: int, listener: socket.socket | None, folder: Path)
     (folder / f"member{index}").write_bytes(msgspec.json.encode(examination))
 
 
-def _door(pid: int | None, coordinator: int) -> tuple[int, int]:
-    """Number and port of a member's door."""
+def _door(pid: int | None, coordinator: int) -> int:
+    """The port of a member's door."""
     assert pid is not None
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -129,7 +136,7 @@ def _door(pid: int | None, coordinator: int) -> tuple[int, int]:
             if one.status == psutil.CONN_LISTEN and one.laddr.port != coordinator
         ]
         if listening:
-            return pid, listening[0]
+            return int(listening[0])
         time.sleep(0.05)
     raise AssertionError("a member has no door")
 
@@ -152,7 +159,9 @@ def _overheard() -> tuple[bytes, bytes]:
 # Where members meet on one host.
 
 
-def besiege_meeting(folder: Path, messages: int, seed: int = 0) -> dict[str, Any]:
+def besiege_meeting(
+    folder: Path, messages: int, seed: int = 0, only: Sequence[str] | None = None
+) -> dict[str, Any]:
     """By another user, as this one's processes are trusted; only root can try."""
     if os.geteuid() != 0:
         raise SystemExit("only root can call as another user")

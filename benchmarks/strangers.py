@@ -137,12 +137,15 @@ def call(address: Address, chance: random.Random | None = None) -> socket.socket
     """From any address of this host: each has 28,000 ports to call from, which then need a rest."""
     if isinstance(address, str):
         line = socket.socket(socket.AF_UNIX)
-        line.settimeout(TIMEOUT_SECONDS)
+        # With a timeout of Python's own a call would not wait for its turn, but fail at once.
+        patience = struct.pack("ll", round(TIMEOUT_SECONDS), 0)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         try:
             line.connect("\0" + address)
         except OSError:
             line.close()
             raise
+        line.settimeout(TIMEOUT_SECONDS)
         return line
     numbers = (0, 1) if chance is None else (chance.randrange(256), chance.randrange(1, 255))
     source = "127.0.{}.{}".format(*numbers)
