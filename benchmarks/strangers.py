@@ -5,6 +5,7 @@ in, and is wrong in one place. Whether the job minds is `siege.py`'s question.
 """
 
 import contextlib
+import json
 import random
 import socket
 import struct
@@ -35,7 +36,7 @@ class Port:
     name: str
     address: Address
     speaks: str
-    """`hello`, `zmtp`, `http`; `shut` where the kernel drops every call."""
+    """`hello`, `zmtp`, `http`, `lines`, `token`; `shut` where the kernel drops every call."""
 
     recorded: tuple[bytes, ...] = ()
     """What a member said on another connection, word for word."""
@@ -61,9 +62,16 @@ class Stranger:
         self._slow: list[tuple[socket.socket, Port]] = []
 
     def attack(self, count: int) -> None:
-        """Until so many messages were sent to each port; in turn, all kinds of each."""
+        """Until so many messages were sent to each port, or it answers nobody any more; in turn,
+        all kinds of each."""
         target = {port.name: self.sent[port.name] + count for port in self.ports}
-        while waiting := [port for port in self.ports if self.sent[port.name] < target[port.name]]:
+        patience = {port.name: self.failed[port.name] + 2 * count + 500 for port in self.ports}
+
+        def lacks(port: Port) -> bool:
+            name = port.name
+            return self.sent[name] < target[name] and self.failed[name] < patience[name]
+
+        while waiting := list(filter(lacks, self.ports)):
             for port in waiting:
                 if port.speaks == "shut":
                     self._knock(port)
@@ -129,12 +137,15 @@ def call(address: Address, chance: random.Random | None = None) -> socket.socket
     """From any address of this host: each has 28,000 ports to call from, which then need a rest."""
     if isinstance(address, str):
         line = socket.socket(socket.AF_UNIX)
-        line.settimeout(TIMEOUT_SECONDS)
+        # With a timeout of Python's own a call would not wait for its turn, but fail at once.
+        patience = struct.pack("ll", round(TIMEOUT_SECONDS), 0)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         try:
             line.connect("\0" + address)
         except OSError:
             line.close()
             raise
+        line.settimeout(TIMEOUT_SECONDS)
         return line
     numbers = (0, 1) if chance is None else (chance.randrange(256), chance.randrange(1, 255))
     source = "127.0.{}.{}".format(*numbers)
@@ -191,7 +202,7 @@ def noise(line: socket.socket, port: Port, chance: random.Random) -> Iterator[by
 def replayed(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
     """What a member said, on this connection, which asked something else."""
     for words in port.recorded:
-        if port.speaks != "http":  # a page does not speak first
+        if port.speaks not in ("http", "token"):  # they do not speak first
             _hear(line)
         yield words
 
@@ -254,6 +265,7 @@ def other_shapes(line: socket.socket, port: Port, chance: random.Random) -> Iter
             b"\xdd\xff\xff\xff\xff" + b"\xc0" * 20,  # a list of them
             b"\x93\xdb\xff\xff\xff\xffworker0",  # a name of four gigabytes
             b"\x91" * 1000,  # a list in a list in a list
+            b"\x94\xa7worker0\xc4\0\xc4\0" + b"\x91" * 1000,  # the same behind a hello
             b"\x93\xa2\xff\xfe" + b"\xc4\x20" + bytes(32) + b"\xc4\x20" + bytes(32),
         )
     )
@@ -294,6 +306,43 @@ def forged_command(line: socket.socket, port: Port, chance: random.Random) -> It
     yield _command(b"HELLO", b"\x01\x00" + bytes(72) + chance.randbytes(120))
     name = chance.choice((b"INITIATE", b"WELCOME", b"READY", b"MESSAGE", b"ERROR", b"PING"))
     yield _command(name, chance.randbytes(chance.choice((0, 1, 50, 257, 5000))))
+
+
+# A line of JSON: where members are examined before they train; and the doors they knock at.
+
+
+def forged_member(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """A hello in the right form, with something in it that is not."""
+    hello = msgspec.json.decode(port.recorded[0])
+    field = chance.choice((*hello, "unknown"))
+    wrong = (None, -1, 2**63, 10**30, 1.5, "", "x" * 5000, "\u00e9\u2028", [], {}, [[]] * 50)
+    hello[field] = chance.choice(wrong)
+    if chance.random() < 0.5:
+        hello["proof"] = chance.choice(("\u00fc", "0" * 64, chance.randbytes(32).hex()))
+    yield json.dumps(hello, ensure_ascii=chance.random() < 0.5).encode() + b"\n"
+
+
+def strange_json(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    start = port.recorded[0].rstrip()[:-1]
+    yield chance.choice(
+        (
+            b'{"x":' + b"[" * 60_000 + b"\n",
+            start + b',"x":' + b'{"":' * 20_000 + b"\n",
+            start + b',"x":"\xff\xfe"}\n',
+            b'{"proof":"\xff"}\n',
+            start.replace(b'"proof":"', b'"proof":"\xc3\x28') + b"}\n",
+            b'{"proof":"\\ud800"}\n',
+            b"\n" * 1000,
+            b'"' + b"a" * chance.choice((1000, 200_000)),
+            b'{"index":1e400}\n',
+        )
+    )
+
+
+def a_token(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
+    """Of the right length, and behind it what one who is known may ask."""
+    yield chance.randbytes(chance.choice((1, 15, 16, 17)))
+    yield chance.choice((b"p", b"b", b"\xff")) + struct.pack("!Q", chance.choice((0, 8, 2**63)))
 
 
 # HTTP: the live page.
@@ -343,5 +392,7 @@ _EVERYWHERE: tuple[Kind, ...] = (noise, of_another_protocol, replayed, replayed_
 KINDS: dict[str, tuple[Kind, ...]] = {
     "hello": (*_EVERYWHERE, announcement, forged_hello, answered_hello, other_shapes),
     "zmtp": (*_EVERYWHERE, other_greeting, lying_command, forged_command),
+    "lines": (*_EVERYWHERE, forged_member, forged_member, strange_json, strange_json),
+    "token": (*_EVERYWHERE, a_token, a_token),
     "http": (*_EVERYWHERE, http, http, http, half_a_request),
 }

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.architectures.base import Context
 from paceline.architectures.crew import Crew, Kept, MemberLost
@@ -68,7 +67,7 @@ class ElasticCollective:
     def start(self, flat: Tensor) -> None:
         generation = self._crew.generation
         try:
-            operation = self._current().all_reduce(flat)
+            operation = self._begin(flat)
         except MemberLost:
             operation = None
         self._started.append(_Started(flat, generation, operation))
@@ -108,6 +107,9 @@ class ElasticCollective:
 
     def close(self) -> None:
         """Groups end with the process."""
+
+    def _begin(self, flat: Tensor) -> Operation:
+        return self._current().all_reduce(flat)
 
     def _current(self) -> Group:
         """The group of those who are there; made by all of them at their next exchange."""
@@ -156,8 +158,8 @@ def hand_over(context: Context, crew: Crew, regroup: Regroup, flats: Sequence[Te
     rank = context.identity.rank
     if not regroup.behind or rank not in members:
         return
-    name = f"handing/{'-'.join(map(str, regroup.members))}"
-    group = Group(replace(context, store=PrefixStore(name, crew.store)), "gloo", members)
+    # Not the store of one call of `distribute`: who is done has none.
+    group = Group(replace(context, store=crew.store, crew=crew), "gloo", members)
     kept = crew.kept() if rank == regroup.source else flats
     assert kept is not None, "the source has said that it keeps them"
     for flat in kept:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -26,6 +26,8 @@ from paceline.architectures.crew import MemberLost
 from paceline.architectures.proving import proven
 from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
 from paceline.wire.doors import shut_listeners
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 5.0
 """So long a collective is waited for before somebody looks whether all are still there."""
@@ -58,10 +60,11 @@ class Group:
         self.rank = self.members.index(identity.rank)
         self._context = context
         self._is_gloo = backend == "gloo"  # NCCL's wait returns at once
-        store: Store = HashStore() if context.store is None else context.store
-        store = PrefixStore(f"group/{backend}/{'-'.join(map(str, self.members))}", store)
         make = _nccl if backend == "nccl" else _gloo
-        self._group = _watched(lambda: make(context, store, self.members), context)
+        self._group = watched(
+            lambda: kept(make(context, _own_store(context, backend, self.members), self.members)),
+            context,
+        )
         self._lent: dict[int, Any] = kept({})
         self._works: deque[Any] = kept(deque(maxlen=KEPT_WORKS))
         """What gloo's threads may still hold."""
@@ -154,16 +157,30 @@ def kept(thing: Any) -> Any:
     return thing
 
 
-def _watched(make: Callable[[], Any], context: Context) -> Any:
-    """Make a group; where one may be lost meanwhile, in a thread that is left behind then."""
+def _own_store(context: Context, backend: str, members: Sequence[int]) -> Store:
+    """Where a group meets: a part of the store that no other group of these members has had.
+
+    Members make the groups that they share in the same order, so the number of those before is the
+    same on each. Not so where somebody was lost meanwhile: there the name says who was left.
+    """
+    store: Store = HashStore() if context.store is None else context.store
+    left = () if context.crew is None else context.crew.members
+    name = "/".join(["group", backend, *("-".join(map(str, ranks)) for ranks in (left, members))])
+    number = store.add(f"{name}/made/{context.identity.rank}", 1)
+    return PrefixStore(f"{name}/{number}", store)
+
+
+def watched(make: Callable[[], T], context: Context) -> T:
+    """What `make` makes together with others; where one may be lost meanwhile, in a thread that is
+    left behind then."""
     crew = context.crew
     if crew is None:
-        return kept(make())
-    made: Future[Any] = Future()
+        return make()
+    made: Future[T] = Future()
 
     def run() -> None:
         try:
-            made.set_result(kept(make()))
+            made.set_result(make())
         except Exception as error:
             made.set_exception(error)
 
@@ -173,7 +190,7 @@ def _watched(make: Callable[[], Any], context: Context) -> Any:
             raise MemberLost
     try:
         return made.result()
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, ExchangeError) as error:
         if crew.notices():
             raise MemberLost from error
         raise

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.architectures.base import Context
 from paceline.architectures.collective import TorchCollective
+from paceline.architectures.crew import MemberLost
 from paceline.architectures.group import ended_early
 from paceline.architectures.host_stage import Stage
 from paceline.architectures.server.exchange.setup import Meeting
@@ -64,8 +65,21 @@ Joins = Callable[[], Between | None]
 """None where there is one host."""
 
 
+class Everyone(Protocol):
+    """All workers of all these hosts."""
+
+    def broadcast(self, flat: Tensor) -> None: ...
+
+    def start(self, flat: Tensor) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 class HostCollective:
     """A `Collective` of all workers: sums inside the host, then over the leaders."""
+
+    is_outdated = False
+    """Buckets would have to be dealt anew; `ElasticHosts` has to."""
 
     def __init__(
         self,
@@ -73,16 +87,19 @@ class HostCollective:
         meeting: Meeting,
         hosts: Sequence[Sequence[int]],
         between: Joins,
+        everyone: Everyone | None = None,
     ) -> None:
-        """`hosts`: the workers of each; `between` joins this one to other leaders, if it leads."""
+        """`hosts`: the workers of each; `between` joins this one to other leaders, if it leads;
+        `everyone`: all of these workers, where they have met already."""
         identity = context.identity
         self._context, self._meeting, self._hosts = context, meeting, hosts
         self._mates = next(mates for mates in self._hosts if identity.rank in mates)
         self._place = self._mates.index(identity.rank)
-        self.members = tuple(range(identity.workers))
-        self.summed, self.weight = identity.workers, float(identity.workers)
-        self._everyone = TorchCollective(context, "gloo")  # for the first weights
-        self._between = between() if self._leads else None
+        self.members = tuple(sorted(rank for mates in hosts for rank in mates))
+        self.summed, self.weight = len(self.members), float(len(self.members))
+        self._everyone = everyone or TorchCollective(context, "gloo")  # for the first weights
+        self._join: Joins | None = between if self._leads else None
+        self._between: Between | None = None
         self._own: list[Segment] = []
         self._sizes: list[tuple[int, torch.dtype]] = []
         self._attached: list[Segment] = []
@@ -133,6 +150,8 @@ class HostCollective:
         else:
             *sums, board = self._attach(f"{self._prefix}/sums/{self._mates[0]}", self._mates[0])
         self._sums = self._views(sums)
+        if self._join is not None:
+            self._between, self._join = self._join(), None
         if self._between is not None:
             self._between.deal(self._sums)
         self._lay_out(np.frombuffer(board.memory, dtype=np.int64), num_buckets)
@@ -287,10 +306,12 @@ class HostCollective:
             total.add_(part)
 
     def _wait(self, began: float) -> None:
-        waited_seconds = time.monotonic() - began
+        waited_seconds, crew = time.monotonic() - began, self._context.crew
+        if crew is not None and crew.is_short:
+            raise MemberLost
         if waited_seconds > self._context.deadline_seconds:
             raise self._late()
-        if waited_seconds > self._looked_after + LOOK_SECONDS:
+        if crew is None and waited_seconds > self._looked_after + LOOK_SECONDS:
             self._looked_after = waited_seconds
             if ended := self._context.ended():
                 raise ended_early(ended, self._context.identity.name)

@@ -12,12 +12,12 @@ from dataclasses import replace
 import msgspec
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.buckets import Bucket, BucketedArchitecture
 from paceline.architectures.collective import TorchCollective
+from paceline.architectures.elastic_hosts import ElasticHosts
 from paceline.architectures.host_sums import Between, HostCollective
 from paceline.architectures.server import serve as serve_leaders
 from paceline.architectures.server.exchange.opening import Exchange
@@ -34,12 +34,7 @@ class HybridArchitecture(BucketedArchitecture):
     """Shared memory inside a host, one leader per host outside."""
 
     def __init__(self, options: spec.Hybrid, context: Context) -> None:
-        meeting, identity = Meeting(context), context.identity
-        meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
-        hosts = _members_by_host(meeting, identity)
-        self._sums = HostCollective(
-            context, meeting, hosts, lambda: _among(options, context, hosts)
-        )
+        self._sums = _sums(options, context)
         allocate = self._sums.allocate_bucket
         super().__init__(self._sums, context, bucket_bytes=BUCKET_BYTES, allocate=allocate)
 
@@ -48,6 +43,12 @@ class HybridArchitecture(BucketedArchitecture):
         self._sums.forget()
         super()._deal()
         self._sums.connect()
+
+    def _begin(self) -> None:
+        """Behind a loss buckets are dealt anew, for those with whom they are summed."""
+        if not self._has_begun and self._sums.is_outdated:
+            self._deal()
+        super()._begin()
 
     def _part_with(self, bucket: Bucket) -> None:
         """Its memory is known to others: what the script holds on to gets memory of its own."""
@@ -125,6 +126,16 @@ class ServedSums:
             self._exchange.close(failed=False)
 
 
+def _sums(options: spec.Hybrid, context: Context) -> HostCollective | ElasticHosts:
+    identity = context.identity
+    if context.crew is not None:
+        return ElasticHosts(context, context.crew, lambda hosts: _among(options, context, hosts))
+    meeting = Meeting(context)
+    meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
+    hosts = _members_by_host(meeting, identity)
+    return HostCollective(context, meeting, hosts, lambda: _among(options, context, hosts))
+
+
 def _among(
     options: spec.Hybrid, context: Context, hosts: Sequence[Sequence[int]]
 ) -> Between | None:
@@ -132,10 +143,7 @@ def _among(
     if len(hosts) == 1:
         return None
     if options.between == "ring":
-        leaders = [mates[0] for mates in hosts]
-        # They may be all workers, who have met in a group of the same name before.
-        store = None if context.store is None else PrefixStore("leaders", context.store)
-        return RingSums(replace(context, store=store), "gloo", leaders)
+        return RingSums(context, "gloo", [mates[0] for mates in hosts])
     return ServedSums(_server_options(context), _among_leaders(context, hosts))
 
 

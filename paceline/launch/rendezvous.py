@@ -115,7 +115,7 @@ def _tell_on_host(
             door.bind(name)
         except OSError as error:
             raise ExchangeError(f"another process stands in worker0's place: {error}") from None
-        door.listen(identity.members)
+        door.listen(socket.SOMAXCONN)  # others call too, and wait in the same queue
         while waiting:
             door.settimeout(max(0.001, deadline - time.monotonic()))
             try:

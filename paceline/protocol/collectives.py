@@ -6,7 +6,7 @@ itself is the library's. In `hybrid` the buckets that a `RingMachine` lets go ar
 host first: its members tell each other how far they are, real ones through flags in shared memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, AllReduce, Event, Send, Usable
@@ -200,6 +200,15 @@ class Stretched(Event, frozen=True, gc=False):
     """A stretch was summed."""
 
     bucket: int
+
+
+def hosts_left(
+    hosts: Iterable[Sequence[int]], members: Collection[int]
+) -> tuple[tuple[int, ...], ...]:
+    """The workers of each host that are among `members`; hosts without any are left out. The first
+    of a host leads it, so another does where the leader is lost. The same on all of them."""
+    left = (tuple(sorted(rank for rank in mates if rank in members)) for mates in hosts)
+    return tuple(sorted(mates for mates in left if mates))
 
 
 class HybridMachine:

@@ -219,6 +219,10 @@ class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     def takes_servers(self) -> bool:
         return self.between == "server"
 
+    @property
+    def survives(self) -> bool:
+        return self.between == "ring"
+
 
 class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
     """One process, several devices, one batch split over them."""

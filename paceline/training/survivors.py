@@ -63,9 +63,10 @@ class Survivors:
         options, store = session.options, session.store
         if self._have_met or not identity.goes_on or session.workers == 1:
             return self._crew
-        if not isinstance(options, spec.Ring | spec.Average):
+        if not isinstance(options, spec.Ring | spec.Average | spec.Hybrid):
             return None
-        if backend_for(context, options.backend) == "gloo" and isinstance(store, stores.JobStore):
+        backend = options.backend if not isinstance(options, spec.Hybrid) else "gloo"
+        if backend_for(context, backend) == "gloo" and isinstance(store, stores.JobStore):
             self._have_met = True
             self._crew = Crew(
                 identity,

@@ -86,7 +86,7 @@ class Callee:
         """The answer to a member; None to a stranger."""
         try:
             heard = msgspec.msgpack.decode(hello, type=_Hello)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         said = (self.challenge, heard.nonce, heard.caller.encode(), self._own.encode())
         known = self._key.matches(heard.proof, b"caller", *said)

@@ -49,6 +49,24 @@ def test_the_worker_that_stays_away_is_named(options):
     assert found == [["worker1"], [], ["worker1"]]
 
 
+def sums_of_two_groups(session):
+    """Two groups of the same workers in one part of the store, and a third of some of them."""
+    context = session.context(torch.device("cpu"), 7)
+    sums = []
+    for members in (None, [0, 1, 2], [0, 2]):
+        if members is not None and session.rank not in members:
+            continue
+        flat = torch.tensor([float(session.rank + 1)])
+        Group(context, "gloo", members).all_reduce(flat).wait()
+        sums.append(flat.item())
+    return sums
+
+
+def test_groups_of_the_same_workers_do_not_meet_each_other():
+    found = run_members(sums_of_two_groups, workers=3)
+    assert found == [[6.0, 6.0, 4.0], [6.0, 6.0], [6.0, 6.0, 4.0]]
+
+
 def drop_while_summing(session):
     """Tensors that a script lets go of at once, and in which thread each was freed."""
     group = Group(session.context(torch.device("cpu"), 7), "gloo")

@@ -24,7 +24,7 @@ def asked(architecture, workers=2, **cluster):
     ("experiment", "complaint"),
     [
         (asked("pipeline"), "pipeline cannot go on without one of them"),
-        (asked("hybrid"), "hybrid cannot go on without one of them"),
+        (asked("hybrid:between=server"), "hybrid:between=server cannot go on without one of them"),
         (asked("server:placement=colocated,mode=async"), "cannot go on without one of them"),
         (asked("server:mode=bounded"), "takes weights with it: mode=bounded"),
         (
@@ -41,7 +41,7 @@ def test_what_nobody_could_do_is_refused_with_the_way_out(experiment, complaint)
     assert "--restarts" in caught.value.fix
 
 
-@pytest.mark.parametrize("kind", ["server", "server:placement=colocated", "ring"])
+@pytest.mark.parametrize("kind", ["server", "server:placement=colocated", "ring", "hybrid"])
 def test_what_can_be_done_is_not_refused(kind):
     check_on_loss(asked(kind))
 

@@ -9,7 +9,15 @@ import random
 
 import pytest
 
-from paceline.protocol.actions import Lost, Send
+from paceline.protocol.actions import AllReduce, Lost, Send
+from paceline.protocol.collectives import (
+    HybridMachine,
+    Made,
+    Reduced,
+    Stretched,
+    SumStretch,
+    hosts_left,
+)
 from paceline.protocol.regrouping import (
     Over,
     Regroup,
@@ -74,8 +82,7 @@ class World:
             elif worker.waits or worker.is_done:
                 pass
             elif worker.is_inside:
-                if self.entered[worker.group, worker.turn] >= set(worker.group):
-                    yield self.end_turn, worker, worker.group
+                yield from self.inside(worker)
                 if worker.machine.lost:
                     yield self.stop, worker
             elif worker.turn < TURNS:
@@ -88,6 +95,10 @@ class World:
         for left, lost in sorted(self.unseen):
             if left in self.alive and not self.words[lost, left]:
                 yield self.notice, left, lost
+
+    def inside(self, worker):
+        if self.entered[worker.group, worker.turn] >= set(worker.group):
+            yield self.end_turn, worker, worker.group
 
     def handing(self, worker):
         """What the source hands over comes, unless it is lost; others' losses may come first."""
@@ -155,6 +166,61 @@ class World:
                     worker.is_over = True
 
 
+class HostWorld(World):
+    """The exchange is `hybrid`'s own: flags that mates see, whoever has died since, and sums of
+    leaders that come to some of them and not to others."""
+
+    buckets = 2
+
+    def __init__(self, seed, left=hosts_left):
+        super().__init__(seed)
+        of = [self.chance.randrange(3) for _ in self.workers]
+        self.hosts = [[r for r, host in enumerate(of) if host == one] for one in set(of)]
+        self.left = left
+        self.machines, self.flags, self.asked = {}, {}, {}
+
+    def enter(self, worker):
+        super().enter(worker)
+        here = worker.group, worker.rank
+        if here not in self.machines:
+            hosts = self.left(self.hosts, worker.group)
+            machine = HybridMachine(worker.rank, hosts, self.buckets, step=worker.turn)
+            self.machines[here] = machine
+        for bucket in range(self.buckets):
+            self.sum(worker, Made(bucket))
+
+    def inside(self, worker):
+        if self.flags.get((worker.group, worker.rank)):
+            yield self.hear, worker
+        for bucket in range(self.buckets):
+            leaders, got = self.asked.get((worker.group, worker.turn, bucket), ((), ()))
+            asked = worker.rank in leaders and worker.rank not in got
+            if asked and leaders[worker.rank] <= set(leaders):
+                yield self.reduce, worker, bucket
+
+    def hear(self, worker):
+        self.sum(worker, self.flags[worker.group, worker.rank].pop(0))
+
+    def reduce(self, worker, bucket):
+        self.asked[worker.group, worker.turn, bucket][1].add(worker.rank)
+        self.sum(worker, Reduced(bucket))
+
+    def sum(self, worker, event):
+        machine = self.machines[worker.group, worker.rank]
+        for action in machine.handle(event):
+            match action:
+                case Send(to, message):
+                    mate = int(to.removeprefix("worker"))
+                    self.flags.setdefault((worker.group, mate), []).append(message)
+                case SumStretch(bucket):
+                    self.sum(worker, Stretched(bucket))
+                case AllReduce(bucket, leaders):
+                    key = worker.group, worker.turn, bucket
+                    self.asked.setdefault(key, ({}, set()))[0][worker.rank] = set(leaders)
+        if worker.is_inside and machine.step > worker.turn:
+            self.end_turn(worker, worker.group)
+
+
 def check(world):
     histories = {tuple(world.workers[rank].history) for rank in world.alive}
     assert len(histories) == 1, histories
@@ -174,6 +240,25 @@ def run_many(seeds, machine=RegroupMachine):
 
 def test_who_is_left_has_made_the_same_turns_each_once():
     run_many(range(4000))
+
+
+def run_hosts(seeds, **how):
+    for seed in seeds:
+        world = HostWorld(seed, **how)
+        try:
+            world.run()
+            check(world)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_hosts_that_lose_members_and_leaders_make_the_same_turns_each_once():
+    run_hosts(range(1000))
+
+
+def test_hosts_with_a_leader_that_is_lost_are_caught():
+    with pytest.raises(AssertionError, match="nobody can go on"):
+        run_hosts(range(200), left=lambda hosts, members: hosts)
 
 
 class Hasty(RegroupMachine):

@@ -16,11 +16,14 @@ import msgspec
 import torch
 
 from paceline import architectures, spec
+from paceline.architectures import hybrid
 from paceline.architectures.crew import MemberLost
 from paceline.architectures.elastic import ElasticCollective
 from paceline.architectures.group import Operation
+from paceline.architectures.host_sums import HostCollective
 from paceline.errors import ExchangeError
 from paceline.launch import reserve, to_environment
+from paceline.protocol.collectives import Reduced
 from paceline.record import RunFolder, losses_of, summarise
 from paceline.training import checkpoint, entering, loop, member
 from paceline.training.jobs import local_identities
@@ -78,14 +81,31 @@ def die_in_function(module, name, step=0):
     setattr(module, name, wrapped)
 
 
-def stay_behind(step):
-    """Give up on the sums of a step though all of them come: another one is ahead then."""
+def die_sharing(step, bucket):
+    """Die as the leader of a host when all have summed, and it has told its mates of the first
+    buckets."""
+    original = HostCollective._tell
+
+    def tell(self, event):
+        if event == Reduced(bucket) and entering.current().step == step:
+            time.sleep(0.2)  # they take what they can
+            die()
+        original(self, event)
+
+    HostCollective._tell = tell
+
+
+def stay_behind(step, *, helps=False):
+    """Give up on the sums of a step though all of them come: another one is ahead then. Inside a
+    host none come unless this one `helps` to make them."""
     original, given_up = Operation.wait, []
 
     def wait(self):
         current = entering.current()
         if current.step == step and not given_up:
             given_up.append(True)
+            if helps:
+                original(self)
             end = time.monotonic() + SECONDS / 2
             while not current.survivors.are_short:
                 assert time.monotonic() < end, "nobody was lost"
@@ -116,12 +136,15 @@ HAPPENINGS = {
     "a step later": lambda: at(6, "_pass"),
     "inside an exchange": lambda: die_inside_exchange(5, 1),
     "inside an exchange, late": lambda: die_inside_exchange(5, 2),
+    "when leaders have summed": lambda: at(5, "finish", after=True, owner=hybrid.RingSums),
+    "when it leads and has shared one bucket": lambda: die_sharing(5, 1),
     "in the last step": lambda: at(STEPS - 1, "_pass"),
     "behind the last step": lambda: at(STEPS, "finish"),
     "in a checkpoint": lambda: die_in_function(checkpoint, "save", 6),
     "in the evaluation": lambda: die_in_function(loop, "accuracy"),
     "stays behind in step 5": lambda: stay_behind(5),
     "stays behind in step 11": lambda: stay_behind(11),
+    "stays behind its host in step 5": lambda: stay_behind(5, helps=True),
 }
 
 
@@ -133,6 +156,7 @@ def be_member(environment, what, output):
     torch.set_num_threads(1)
     torch.manual_seed(1)
     keep_weights(output.with_suffix(".pt"))
+    hybrid.BUCKET_BYTES = 64 << 10  # several, of which some may be summed and some not
     if what is not None:
         HAPPENINGS[what]()
     status = 1
@@ -158,9 +182,12 @@ def keep_weights(path):
 
 
 class Losing:
-    """`deaths`: worker -> how it dies; `also`: worker -> what happens to it beside that."""
+    """`deaths`: worker -> how it dies; `also`: worker -> what happens to it beside that; worker i
+    is on the host `hosts[i]`."""
 
-    def __init__(self, tmp_path, architecture, *, workers=3, deaths=None, also=None, **workload):
+    def __init__(
+        self, tmp_path, architecture, *, workers=3, deaths=None, also=None, hosts="", **workload
+    ):
         asked = {"model": "mnist-dnn", "data": "synthetic", "steps": STEPS, "seed": 3}
         asked |= {"global_batch": 24, "optimizer": spec.Optimizer(name="sgd", momentum=0.9)}
         options = spec.parse_architecture(architecture)
@@ -174,7 +201,12 @@ class Losing:
         self._happens = {**(deaths or {}), **(also or {})}
         self._reserved = reserve("127.0.0.1")  # worker 0 listens there by itself
         identities = local_identities(experiment, self.folder, self._reserved)
-        told = [msgspec.structs.replace(one, coordinator_descriptor=-1) for one in identities]
+        told = [
+            msgspec.structs.replace(
+                one, coordinator_descriptor=-1, host=hosts[one.rank] if hosts else one.host
+            )
+            for one in identities
+        ]
         self._told = {
             one.name: {**to_environment(one), **architectures.to_environment(options)}
             for one in told

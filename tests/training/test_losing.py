@@ -1,4 +1,4 @@
-"""`ring` and `average` with `--on-loss continue`: the others go on in place, and as if undisturbed.
+"""`ring`, `hybrid` and `average` with `--on-loss continue`: the others go on, as if undisturbed.
 
 The built-in loop. A step that a loss has interrupted is made again on the whole batch: with another
 sum, another step twice or a survivor with weights of its own, the losses and weights would be
@@ -91,6 +91,50 @@ def test_the_others_go_on_like_the_undisturbed(tmp_path, undisturbed, deaths, wo
         job.end(*deaths)
     check_like(job, undisturbed, [name for name in job.members if name not in deaths])
     check_told(job, deaths)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "deaths"),
+    [
+        # A leader: its mate has nothing of the step, the other host all of it.
+        ("aabb", {"worker2": "when leaders have summed"}),
+        pytest.param("aaa", {"worker2": "inside an exchange"}, marks=pytest.mark.slow),
+        pytest.param("aab", {"worker1": "inside an exchange, late"}, marks=pytest.mark.slow),
+        pytest.param("aab", {"worker2": "inside an exchange"}, marks=pytest.mark.slow),
+        pytest.param("abab", {"worker1": "in the middle"}, marks=pytest.mark.slow),
+        pytest.param(
+            "aabb", {"worker2": "in the middle", "worker3": "a step later"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "abb", {"worker1": "when it leads and has shared one bucket"}, marks=pytest.mark.slow
+        ),
+        pytest.param("aab", {"worker0": "when leaders have summed"}, marks=pytest.mark.slow),
+        pytest.param("aab", {"worker0": "in the first forward pass"}, marks=pytest.mark.slow),
+        pytest.param(
+            "ab", {"worker0": "before it meets the others' weights"}, marks=pytest.mark.slow
+        ),
+        pytest.param("aa", {"worker0": "in the last step"}, marks=pytest.mark.slow),
+        pytest.param(
+            "aabb",
+            {"worker0": "inside an exchange", "worker1": "inside an exchange, late"},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_hosts_go_on_without_members_leaders_or_each_other(tmp_path, undisturbed, hosts, deaths):
+    with Losing(tmp_path, "hybrid", workers=len(hosts), hosts=hosts, deaths=deaths) as job:
+        job.end(*deaths)
+    check_like(job, undisturbed, [name for name in job.members if name not in deaths])
+    check_told(job, deaths)
+
+
+@pytest.mark.slow
+def test_inside_a_host_sums_are_handed_over_too(tmp_path, undisturbed):
+    also = {"worker1": "stays behind its host in step 5"}
+    deaths = {"worker2": "between backward and step"}
+    with Losing(tmp_path, "hybrid", hosts="aaa", deaths=deaths, also=also) as job:
+        job.end("worker2")
+    check_like(job, undisturbed, ["worker0", "worker1"])
 
 
 def test_statistics_see_a_batch_once_that_is_computed_twice(tmp_path):

@@ -36,6 +36,8 @@ def weights(job, name):
     [
         ("ring", "worker0"),
         pytest.param("ring", "worker1", marks=pytest.mark.slow),
+        pytest.param("hybrid", "worker0", marks=pytest.mark.slow),
+        pytest.param("hybrid", "worker2", marks=pytest.mark.slow),
         pytest.param("average:every=4", "worker0", marks=pytest.mark.slow),
     ],
 )
@@ -55,7 +57,7 @@ def test_the_others_take_all_steps_with_equal_weights(tmp_path, architecture, lo
     both = zip(parts(job, one), parts(job, other), strict=True)
     lost_parts = sum(own + theirs == 8 for own, theirs in both)
     assert f"{unseen} samples were not seen" in event.text
-    if architecture == "ring":
+    if architecture in ("ring", "hybrid"):
         # It was there for as many as it has told of, or for one more that it did not live to tell.
         without = lost_parts - len(parts(job, lost))
         assert unseen in (4 * without, 4 * (without - 1))

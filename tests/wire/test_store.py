@@ -118,9 +118,20 @@ def test_nobody_there_is_waited_for_until_the_deadline():
         StoreClient("127.0.0.1", port, KEY, "worker1", 0.3)
 
 
+NESTED = b"\x94\xa7worker0\xc4\0\xc4\0" + b"\x91" * 1000
+"""A hello with a fourth part: a list in a list, deeper than a decoder goes."""
+
+
 @pytest.mark.parametrize(
     "words",
-    [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000, b"\0\0\0\0" * 100, b"\x64\0\0\0half a hello"],
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 5000,
+        b"\0\0\0\0" * 100,
+        b"\x64\0\0\0half a hello",
+        LENGTH.pack(len(NESTED)) + NESTED,
+    ],
 )
 def test_a_stranger_is_refused_and_costs_nothing(keeper, words):
     one = client(keeper)

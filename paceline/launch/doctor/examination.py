@@ -6,8 +6,10 @@ that does not come, or falls silent, is named in the result and does not hold up
 """
 
 import contextlib
+import errno
 import hashlib
 import hmac
+import itertools
 import secrets
 import selectors
 import socket
@@ -27,6 +29,9 @@ LARGEST_MESSAGE_BYTES = 2**24
 LARGEST_HELLO_BYTES = 2**17
 CALLERS_AT_ONCE = 128
 """That have not said who they are."""
+
+CALLS, AGAIN_SECONDS = 20, 0.2
+"""How often a member calls that is sent away: one with another key always is."""
 
 T = TypeVar("T")
 
@@ -152,7 +157,8 @@ def _gather(
     stack: contextlib.ExitStack,
     deadline_seconds: float,
 ) -> dict[int, tuple[_Hello, "_Line"]]:
-    """The others, as far as they come in time; who is silent or a stranger holds up nobody."""
+    """The others, as far as they come in time; who is silent or a stranger holds up nobody, and
+    nothing of it is kept."""
     deadline = time.monotonic() + deadline_seconds
     lines: dict[int, tuple[_Hello, _Line]] = {}
     listener.setblocking(False)
@@ -161,21 +167,46 @@ def _gather(
         while len(lines) < identity.members - 1 and time.monotonic() < deadline:
             for event, _ in selector.select(max(0.001, deadline - time.monotonic())):
                 if event.data is None:
-                    with contextlib.suppress(OSError):
-                        line = stack.enter_context(_Line(listener.accept()[0]))
-                        line.send(line.challenge)
-                        selector.register(line.peer, selectors.EVENT_READ, line)
-                    _make_room(selector, listener)
+                    _admit(listener, selector)
+                    continue
+                if event.data.peer.fileno() < 0:  # it had to go in this very turn
                     continue
                 hello = _heard(event.data, selector)
                 if hello is None:
                     continue
-                known = hmac.compare_digest(hello.proof, _proof(identity.key, event.data.challenge))
+                proof = _proof(identity.key, event.data.challenge).encode()
+                known = hmac.compare_digest(hello.proof.encode(errors="replace"), proof)
                 if known and 0 < hello.index < identity.members:
-                    lines[hello.index] = (hello, event.data)
+                    lines[hello.index] = (hello, stack.enter_context(event.data))
                 else:
                     event.data.peer.close()
+        for stranger in _silent(selector):
+            stranger.peer.close()
     return lines
+
+
+def _admit(listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    """Take in one that calls; of many that have said nothing the first one goes."""
+    gone: list[_Line] = []
+    try:
+        line = _Line(listener.accept()[0])
+    except OSError as error:  # it has gone meanwhile, or there is no room: all strangers go
+        gone = _silent(selector) if error.errno in (errno.EMFILE, errno.ENFILE) else []
+    else:
+        try:
+            line.send(line.challenge)
+            selector.register(line.peer, selectors.EVENT_READ, line)
+        except OSError:
+            line.peer.close()
+        gone = _silent(selector)[:-CALLERS_AT_ONCE]
+    for one in gone:
+        selector.unregister(one.peer)
+        one.peer.close()
+
+
+def _silent(selector: selectors.BaseSelector) -> list["_Line"]:
+    """Who has called and not said who it is, in the order they came."""
+    return [key.data for key in selector.get_map().values() if key.data is not None]
 
 
 def _heard(line: "_Line", selector: selectors.BaseSelector) -> _Hello | None:
@@ -191,31 +222,45 @@ def _heard(line: "_Line", selector: selectors.BaseSelector) -> _Hello | None:
     return hello
 
 
-def _make_room(selector: selectors.BaseSelector, listener: socket.socket) -> None:
-    """Of many that call and say nothing the first one goes."""
-    silent = [key for key in selector.get_map().values() if key.fileobj is not listener]
-    if len(silent) > CALLERS_AT_ONCE:
-        first = silent[0]
-        selector.unregister(first.fileobj)
-        first.data.peer.close()
-
-
 def _attend(
     identity: Identity, facts: Facts, port: int, prober: _Prober, deadline_seconds: float
 ) -> Examination:
-    deadline = time.monotonic() + deadline_seconds
-    with _reach_coordinator(identity, deadline, deadline_seconds) as line:
+    with contextlib.ExitStack() as stack:
         try:
-            challenge = line.receive(str, deadline_seconds)
-            proof = _proof(identity.key, challenge)
-            line.send(_Hello(index=identity.index, proof=proof, facts=facts, port=port))
-            roster = line.receive(_Roster, deadline_seconds + 5.0)
+            line, roster = _join(identity, facts, port, stack, deadline_seconds)
             for _ in range(roster.rounds):
                 number = line.receive(int, ROUND_SECONDS + 5.0)
                 line.send(prober.round(number, roster.targets))
             return line.receive(Examination, ROUND_SECONDS + 5.0)
         except (OSError, ExchangeError) as error:
             raise DeadlineError("examination", deadline_seconds, ["worker0"]) from error
+
+
+def _join(
+    identity: Identity,
+    facts: Facts,
+    port: int,
+    stack: contextlib.ExitStack,
+    deadline_seconds: float,
+) -> tuple["_Line", _Roster]:
+    """A line to member 0 by which it knows us, and its answer when all are there. Who is sent away
+    calls again: a crowd of strangers may have pushed it out."""
+    deadline = time.monotonic() + deadline_seconds
+    line = stack.enter_context(_reach_coordinator(identity, deadline, deadline_seconds))
+    host, _, number = identity.coordinator.rpartition(":")
+    for call in itertools.count(1):
+        try:
+            challenge = line.receive(str, deadline_seconds)
+            proof = _proof(identity.key, challenge)
+            line.send(_Hello(index=identity.index, proof=proof, facts=facts, port=port))
+            return line, line.receive(_Roster, deadline_seconds + 5.0)
+        except (ConnectionError, ExchangeError):
+            line.peer.close()
+            if call == CALLS or time.monotonic() > deadline:
+                raise
+        time.sleep(AGAIN_SECONDS)
+        line = stack.enter_context(_Line(socket.create_connection((host, int(number)), 5.0)))
+    raise AssertionError("the last call has returned or raised")
 
 
 @contextlib.contextmanager
@@ -313,5 +358,5 @@ class _Line:
         content, _, self._rest = self._rest.partition(b"\n")
         try:
             return msgspec.json.decode(content, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ExchangeError(f"a message makes no sense: {error}") from None

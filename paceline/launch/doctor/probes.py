@@ -7,6 +7,7 @@ that is the kind of port that training opens; whoever knows the examination's to
 import contextlib
 import errno
 import hmac
+import selectors
 import socket
 import struct
 import threading
@@ -24,6 +25,8 @@ LARGEST_BURST_BYTES = 2**28
 TOKEN_BYTES = 16
 TOKEN_SECONDS = 2.0
 VISITORS_AT_ONCE = 64
+"""That have not shown the token."""
+
 
 _HEADER = struct.Struct("!cQ")
 _TIME = struct.Struct("!d")
@@ -71,6 +74,7 @@ class Door:
         self.port = int(self._listener.getsockname()[1])
         self._token, self._clock = token, clock
         self._closing = threading.Event()
+        self._visits: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._serve, name="doctor", daemon=True)
         self._thread.start()
 
@@ -80,28 +84,58 @@ class Door:
         self._listener.close()
 
     def _serve(self) -> None:
-        """Visitors come side by side, so that a silent one holds up nobody; and not too many."""
-        self._listener.settimeout(0.1)
-        visits: list[threading.Thread] = []
-        while not self._closing.is_set():
-            visits = [visit for visit in visits if visit.is_alive()]
-            if len(visits) >= VISITORS_AT_ONCE:
-                self._closing.wait(0.05)
-                continue
-            with contextlib.suppress(OSError):
-                visitor, _ = self._listener.accept()
-                visits.append(threading.Thread(target=self._attend, args=(visitor,), daemon=True))
-                visits[-1].start()
-        for visit in visits:
+        """Who shows the token gets a thread; of those who have not, the first to come goes first:
+        silent ones hold up nobody, however many they are."""
+        with selectors.DefaultSelector() as selector:
+            self._listener.setblocking(False)
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                for event, _ in selector.select(0.1):
+                    if event.data is None:
+                        self._admit(selector)
+                    elif event.data.fileno() >= 0:  # else it had to go in this very turn
+                        self._hear(selector, event.data)
+            for visitor in self._silent(selector):
+                _drop(selector, visitor)
+        for visit in self._visits:
             visit.join(timeout=TOKEN_SECONDS)
+
+    def _silent(self, selector: selectors.BaseSelector) -> list["_Visitor"]:
+        """Who has come and not shown the token, in the order they came."""
+        return [key.data for key in selector.get_map().values() if key.data is not None]
+
+    def _admit(self, selector: selectors.BaseSelector) -> None:
+        try:
+            visitor = _Visitor(self._listener.accept()[0])
+        except OSError as error:  # it has gone meanwhile, or there is no room: all strangers go
+            no_room = error.errno in (errno.EMFILE, errno.ENFILE)
+            for stranger in self._silent(selector) if no_room else ():
+                _drop(selector, stranger)
+            return
+        selector.register(visitor, selectors.EVENT_READ, visitor)
+        silent = self._silent(selector)
+        if len(silent) > VISITORS_AT_ONCE:
+            _drop(selector, silent[0])
+
+    def _hear(self, selector: selectors.BaseSelector, visitor: "_Visitor") -> None:
+        said = visitor.hear()
+        if said is None:
+            return
+        selector.unregister(visitor)
+        if not hmac.compare_digest(said, self._token):
+            visitor.peer.close()
+            return
+        self._visits = [visit for visit in self._visits if visit.is_alive()]
+        self._visits.append(
+            threading.Thread(target=self._attend, args=(visitor.peer,), daemon=True)
+        )
+        self._visits[-1].start()
 
     def _attend(self, visitor: socket.socket) -> None:
         with contextlib.suppress(OSError, struct.error), visitor:
-            visitor.settimeout(TOKEN_SECONDS)
+            visitor.settimeout(ANSWER_SECONDS)
             visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hmac.compare_digest(receive(visitor, TOKEN_BYTES), self._token):
-                visitor.settimeout(ANSWER_SECONDS)
-                self._answer(visitor)
+            self._answer(visitor)
 
     def _answer(self, visitor: socket.socket) -> None:
         """Pings are answered with the time, bursts with a sign that all has come."""
@@ -111,6 +145,33 @@ class Door:
             while size and (count := visitor.recv_into(space, min(size, len(space)))):
                 size -= count
             visitor.sendall(_TIME.pack(self._clock()) if kind == b"p" else b"." * _TIME.size)
+
+
+class _Visitor:
+    """One who has knocked and not shown the token yet."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self.peer, self._said = peer, b""
+        peer.setblocking(False)
+
+    def fileno(self) -> int:
+        return self.peer.fileno()
+
+    def hear(self) -> bytes | None:
+        """What it says, once that is as long as a token or it has gone; None until then."""
+        try:
+            more = self.peer.recv(TOKEN_BYTES - len(self._said))
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        self._said += more
+        return self._said if not more or len(self._said) == TOKEN_BYTES else None
+
+
+def _drop(selector: selectors.BaseSelector, visitor: _Visitor) -> None:
+    selector.unregister(visitor)
+    visitor.peer.close()
 
 
 def probe(

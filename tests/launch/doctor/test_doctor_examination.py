@@ -13,7 +13,8 @@ import pytest
 from paceline.errors import DeadlineError, SpecError
 from paceline.launch import Identity
 from paceline.launch.doctor import Examination, Needs, examine, findings, gather
-from paceline.launch.doctor.probes import Door, Target, probe
+from paceline.launch.doctor.examination import CALLERS_AT_ONCE
+from paceline.launch.doctor.probes import VISITORS_AT_ONCE, Door, Target, probe
 
 KEY = "k" * 64
 
@@ -135,6 +136,61 @@ def test_a_door_answers_only_those_who_know_the_token() -> None:
     assert bad.problem.startswith("it answered and then failed")
     closed = probe("worker0", target, b"t" * 16, bandwidth=False)
     assert closed.problem == "refused"
+
+
+def a_hello(**changed: object) -> bytes:
+    facts = gather(identities(2, 1)[1], os.environ)
+    hello = {"index": 1, "proof": "0", "facts": msgspec.to_builtins(facts), "port": 1}
+    return msgspec.json.encode({**hello, **changed})
+
+
+STRANGE = {
+    "nested": a_hello()[:-1] + b',"more":' + b"[" * 60_000,
+    "no text": b'{"proof":"\xff"}',
+    "a proof in other letters": a_hello(proof="\u00e9"),
+    "a number too large": a_hello(index=10**15),
+    "another protocol": b"GET / HTTP/1.1",
+}
+
+
+@pytest.mark.parametrize("words", STRANGE.values(), ids=STRANGE)
+def test_what_a_stranger_says_costs_the_members_nothing(
+    listener: socket.socket, words: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as line:
+        line.sendall(words + b"\n")
+        results = run(identities(2, port_of(listener)), listener)
+    assert isinstance(results[0], Examination), results
+    assert results[0] == results[1]
+    assert not results[0].missing
+
+
+def test_a_crowd_of_silent_strangers_keeps_no_member_out(listener: socket.socket) -> None:
+    members, results = identities(2, port_of(listener)), dict[int, Examination | Exception]()
+    presiding = threading.Thread(target=lambda: results.update(run(members[:1], listener)))
+    presiding.start()
+    where = ("127.0.0.1", port_of(listener))
+    crowd = [socket.create_connection(where) for _ in range(3 * CALLERS_AT_ONCE)]
+    results |= run(members[1:], listener)
+    presiding.join(timeout=60)
+    for line in crowd:
+        line.close()
+    assert isinstance(results[0], Examination), results
+    assert results[0] == results[1]
+
+
+def test_silent_visitors_hold_up_nobody_at_a_door() -> None:
+    door = Door(b"t" * 16)
+    target = Target(member="worker1", address="127.0.0.1", port=door.port)
+    silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(VISITORS_AT_ONCE)]
+    for line in silent:
+        line.sendall(b"t" * 15)
+    try:
+        assert probe("worker0", target, b"t" * 16, bandwidth=False).problem == ""
+    finally:
+        for line in silent:
+            line.close()
+        door.close()
 
 
 def test_no_worker_0_is_a_cause_and_not_a_hang(listener: socket.socket) -> None:
