@@ -186,7 +186,7 @@ def _trial(asked: spec.Experiment, path: Path, plain: RunFolder) -> dict[str, ob
     killed = [fault.member for fault in asked.faults]
     row: dict[str, object] = {"kills": [f"{one.member}@{one.at_step}" for one in asked.faults]}
     try:
-        run = engines.run(asked, path)
+        run = engines.run(asked, path, output=_show_launcher)
     except FaultError as error:
         return {**row, "holds": False, "ended": f"not all were killed: {error}"}
     except PacelineError as error:
@@ -210,6 +210,13 @@ def _trial(asked: spec.Experiment, path: Path, plain: RunFolder) -> dict[str, ob
         "weights_difference": weights,
         "promised": promised,
     }
+
+
+def _show_launcher(member: str, stream: str, content: bytes) -> None:
+    """What the launcher says: who was lost, and, of a job that stands still, who waits where."""
+    if member == "paceline":
+        sys.stderr.write(content.decode())
+        sys.stderr.flush()
 
 
 def _promised(asked: spec.Experiment, killed: list[str]) -> float | None:
