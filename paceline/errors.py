@@ -16,7 +16,7 @@ KeyboardInterrupt
 
 import difflib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class PacelineError(Exception):
@@ -64,8 +64,10 @@ class MemberError(PacelineError):
         *,
         sentence: str = "",
         without: str = "",
+        beside: Mapping[str, int] | None = None,
     ) -> None:
-        """`sentence`: a PacelineError it ended with; `without`: who had ended and was needed."""
+        """`sentence`: a PacelineError it ended with; `without`: who had ended and was needed;
+        `beside`: others that a signal ended, and their statuses."""
         self.member, self.member_status, self.last_lines = member, exit_status, last_lines
         # As a shell has it: a script's own status is passed on, a signal's is told from it.
         self.exit_status = 128 - exit_status if exit_status < 0 else exit_status or 1
@@ -73,8 +75,11 @@ class MemberError(PacelineError):
         if without:
             self.brief = f"{without} had ended, and {member} could not go on without it"
             self.brief += f" ({_how(exit_status)})"
+        others = "".join(f"; {name} {_how(status)}" for name, status in (beside or {}).items())
+        whose = f"the last words of {member}" if others else "its last words"
+        self.brief += others
         said = "".join(f"\n  {line}" for line in last_lines) or "\n  (it printed nothing)"
-        words = f"{self.brief}; its last words:{said}"
+        words = f"{self.brief}; {whose}:{said}"
         if sentence:
             words = f"{self.brief}: {sentence}" if without else f"{member}: {sentence}"
         self.is_sentence = bool(sentence)

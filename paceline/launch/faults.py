@@ -61,9 +61,14 @@ class Faults:
         *,
         cut: Cut | None = None,
         dilation: float = 1.0,
+        by_device: Iterable[spec.Fault] = (),
     ) -> None:
+        """`by_device`: those that an emulated device carries out by itself, at the very step; here
+        they are only written down."""
         self._folder, self._cut, self._dilation = folder, cut, dilation
         self._due = sorted(faults, key=lambda fault: fault.at_step)
+        self._by_device = list(by_device)
+        self._missed: list[spec.Fault] = []
         self._pids: dict[str, int] = {}
         self._done: dict[str, int] = {}
         """Worker -> the steps it has done."""
@@ -73,7 +78,7 @@ class Faults:
     def started(self, name: str, pid: int) -> None:
         """A member's process, which leads a group of its own."""
         self._pids[name] = pid
-        if name.startswith("worker") and self._due:
+        if name.startswith("worker") and (self._due or self._by_device):
             self._counters.append(StepCounter(self._folder, self._counting(name), name))
 
     def _counting(self, name: str) -> Callable[[int], None]:
@@ -88,14 +93,33 @@ class Faults:
         self._undo = [(until, undo) for until, undo in self._undo if until > now]
         for undo in over:
             undo()
-        if not self._due:
+        if not (self._due or self._by_device):
             return
-        for counter in self._counters:
-            counter()
+        self._count()
         for fault in [fault for fault in self._due if self._steps_of(fault) >= fault.at_step]:
             if self._is_there(fault.member):  # one that has ended suffers nothing any more
                 self._due.remove(fault)
                 self._happen(fault)
+
+    def _count(self) -> None:
+        """Look how far members are, and write down what their devices did there."""
+        for counter in self._counters:
+            counter()
+        there = [fault for fault in self._by_device if self._steps_of(fault) >= fault.at_step]
+        for fault in there:
+            self._by_device.remove(fault)
+            moment = self._moment_of(fault)
+            if moment is None:
+                self._missed.append(fault)
+            else:
+                self._note(fault, fault.at_step, moment)
+
+    def _moment_of(self, fault: spec.Fault) -> float | None:
+        """When a device came to a step; None: its run began behind it."""
+        steps = self._folder.all_steps(fault.member)
+        before = [step.end_seconds for step in steps if step.step == fault.at_step - 1]
+        began = [step.start_seconds for step in steps if step.step == fault.at_step]
+        return next(iter((*before, *began)), None)
 
     def _steps_of(self, fault: spec.Fault) -> int:
         """A server has no steps of its own: those of the worker that is furthest are meant."""
@@ -105,7 +129,7 @@ class Faults:
 
     def _happen(self, fault: spec.Fault) -> None:
         steps, pid = self._steps_of(fault), self._pids[fault.member]
-        self._note(fault, steps)
+        self._note(fault, steps, time.monotonic() / self._dilation)
         if fault.kind == "kill":
             self._signal(pid, signal.SIGKILL)
             return
@@ -128,10 +152,9 @@ class Faults:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, number)
 
-    def _note(self, fault: spec.Fault, steps: int) -> None:
-        now = time.monotonic() / self._dilation
-        text = f"fault: {fault.words}"
-        event = Event(time_seconds=now, member=fault.member, kind="fault", text=text, step=steps)
+    def _note(self, fault: spec.Fault, steps: int, moment: float) -> None:
+        text, member = f"fault: {fault.words}", fault.member
+        event = Event(time_seconds=moment, member=member, kind="fault", text=text, step=steps)
         self._folder.add_event(event)
 
     def new_life(self) -> None:
@@ -143,6 +166,7 @@ class Faults:
 
     def check_happened(self) -> None:
         """Raise FaultError for what was asked and did not happen: the run shows nothing then."""
-        if self._due:
-            missed = ", ".join(fault.words for fault in self._due)
+        self._count()
+        if missing := [*self._due, *self._by_device, *self._missed]:
+            missed = ", ".join(fault.words for fault in missing)
             raise FaultError(f"the run ended before this happened: {missed}.")

@@ -51,7 +51,8 @@ class Losses:
         news = [one for one in failed if one.name not in self._let_be]
         if not news:
             return []
-        if workers and all(map(self._can_be_done_without, news)) and self._begun() > self._lives:
+        able = self._have_second_homes(news) and all(map(self._can_be_done_without, news))
+        if workers and able and self._begun() > self._lives:
             for one in sorted(news, key=lambda one: one.name):
                 self._let_be[one.name] = one.time
                 how = MemberError(one.name, one.status, one.lines).brief
@@ -72,12 +73,16 @@ class Losses:
         near = [one for one in lost if one.time >= first - ECHO_SECONDS]
         return [max(near, key=lambda one: one.time)] if near else []
 
+    def _have_second_homes(self, news: Sequence[Ending]) -> bool:
+        """Where servers are among the lost: what they had is with others too, and one is left."""
+        names = [one.name for one in news if one.name.startswith("server")]
+        gone = [name for name in self._let_be if name.startswith("server")]
+        return not names or (self._has_second_homes and len(gone) + len(names) < self._servers)
+
     def _can_be_done_without(self, one: Ending) -> bool:
-        """A worker, whatever it died of but what it was asked for: that all would die of; a server
-        where what it had is with others too."""
+        """A worker, whatever it died of but what it was asked for: that all would die of."""
         if not one.name.startswith("worker"):
-            gone = [name for name in self._let_be if name.startswith("server")]
-            return self._has_second_homes and len(gone) + 1 < self._servers
+            return True
         joined = int(one.name.removeprefix("worker")) >= self._founders
         return joined or one.status != SpecError.exit_status
 

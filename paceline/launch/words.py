@@ -134,10 +134,14 @@ def first_cause(failed: Iterable[Ending], well: Mapping[str, float]) -> MemberEr
     """The error that names who failed first, of itself.
 
     `well` are those that ended well, with their time: a member that lost one of them is no cause,
-    but there is no other to name.
+    but there is no other to name. Where signals ended several, any may be the one that was needed:
+    all are named.
     """
+    failed = list(failed)
     # Of those that failed in one moment, a signal from outside is no answer to anything.
     cause = min(failed, key=lambda one: (one.is_echo, one.time, one.status >= 0))
+    killed = [one for one in failed if one.status < 0 and not one.is_echo]
+    beside = {one.name: one.status for one in killed if cause in killed and one is not cause}
     left = [name for name, time in well.items() if time < cause.time + LEAVE_SECONDS]
     return MemberError(
         cause.name,
@@ -145,6 +149,7 @@ def first_cause(failed: Iterable[Ending], well: Mapping[str, float]) -> MemberEr
         cause.lines,
         sentence=sentence(cause.complaint),
         without=", ".join(left) if cause.is_echo else "",
+        beside=beside,
     )
 
 

@@ -46,12 +46,14 @@ class Pace:
         """`events`: for the n-th pass, a further slowdown and a pause in seconds before it."""
         self._slowdown, self._jitter_fraction = slowdown, jitter_fraction
         self._random, self._events = random.Random(seed), events
-        self._until, self._factor, self._passes = 0.0, slowdown, 0
+        self._until, self._factor = 0.0, slowdown
+        self.passes = 0
+        """So many are behind it; one that goes on from a checkpoint has made none of them."""
 
     def begin(self) -> None:
         """A batch arrived: the next pass starts now, or after a pause that is due."""
-        factor, pause_seconds = self._events(self._passes)
-        self._passes += 1
+        factor, pause_seconds = self._events(self.passes)
+        self.passes += 1
         self._factor = self._slowdown * factor
         self._until = max(self._until, time.monotonic()) + pause_seconds
 
@@ -141,7 +143,7 @@ class EmulatedModel(nn.Module):
             self.add_module(name, _emulated(child, name, make, found))
         missing = [layer.name for layer in profile.layers if layer.name not in found]
         assert not missing, f"profile of {profile.model} names layers it does not have: {missing}"
-        self._profile, self._pace = profile, pace
+        self._profile, self.pace = profile, pace
         self._order = [found[layer.name] for layer in profile.layers]
         for layer, times in zip(self._order, profile.layers, strict=True):
             layer.profile, layer.pace = times, pace
@@ -151,7 +153,7 @@ class EmulatedModel(nn.Module):
         self._num_classes = info.num_classes if info is not None else 2
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self._pace.begin()
+        self.pace.begin()
         scale = self._profile.scale_for(inputs.shape[0])
         signal = torch.zeros(1)
         for layer in self._order:

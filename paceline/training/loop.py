@@ -68,6 +68,8 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         skip_updates(optimizer)
     start = session.start if session.has_joined else start
     session.step = start
+    if emulated is not None:
+        emulated.pace.passes = start * workload.accumulate
     if resumed is not None:
         _go_on(resumed, experiment, session, folder.path)
 

@@ -97,7 +97,7 @@ def _reserved(network: Tunnel, host: str) -> socket.socket:
 def _faults(
     experiment: spec.Experiment, folder: RunFolder, network: Tunnel, hosts: Sequence[PlacedHost]
 ) -> Faults:
-    """Those that members suffer; links change and emulated devices stumble by themselves."""
+    """Those that members suffer; links change by themselves."""
     by_member = {member: host for host in hosts for member in host.members}
 
     def cut(member: str) -> Callable[[], None]:
@@ -105,13 +105,13 @@ def _faults(
         network.plug(name, "down")
         return lambda: network.plug(name, "up")
 
-    suffered = [
-        fault
-        for fault in experiment.faults
-        if fault.kind in ("kill", "cut")
-        or (fault.kind == "pause" and not _has_device(by_member, fault.member))
-    ]
-    return Faults(suffered, folder, cut=cut, dilation=experiment.cluster.dilation)
+    here = [fault for fault in experiment.faults if fault.kind in ("kill", "cut")]
+    by_device: list[spec.Fault] = []
+    for fault in experiment.faults:
+        if fault.kind in ("pause", "slow"):
+            (by_device if _has_device(by_member, fault.member) else here).append(fault)
+    dilation = experiment.cluster.dilation
+    return Faults(here, folder, cut=cut, dilation=dilation, by_device=by_device)
 
 
 def _has_device(by_member: Mapping[str, PlacedHost], member: str) -> bool:

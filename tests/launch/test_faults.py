@@ -119,6 +119,34 @@ def test_a_fault_that_comes_too_late_for_its_member_has_not_happened(tmp_path):
         faults.check_happened()
 
 
+def test_what_a_device_does_by_itself_is_written_down_and_nobody_is_stopped(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", asked("ring"))
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], start_new_session=True,
+                               stdin=subprocess.PIPE)  # fmt: skip
+    try:
+        pause, slow = (
+            spec.parse_fault("pause", "worker1@3:9s"),
+            spec.parse_fault("slow", "worker1@5:3x"),
+        )
+        faults = Faults([], folder, by_device=[pause, slow])
+        faults.started("worker1", sleeper.pid)
+        faults()
+        assert folder.events() == []
+        line = b'{"step":3,"start_seconds":0,"end_seconds":1,"breakdown_seconds":{},"samples":1}\n'
+        (folder.path / "members" / "worker1.steps.jsonl").write_bytes(line)
+        faults()
+        (event,) = folder.events()
+        assert event.time_seconds == 0, "when that step began"
+        assert (event.kind, event.member) == ("fault", "worker1")
+        assert event.text == "fault: pause worker1 at step 3 for 9 s"
+        assert state(sleeper.pid) != "T"
+        with pytest.raises(FaultError, match="slow worker1 at step 5"):
+            faults.check_happened()
+    finally:
+        os.killpg(sleeper.pid, signal.SIGKILL)
+        sleeper.communicate()
+
+
 def test_a_pause_stops_the_process_and_lets_it_go_on(tmp_path):
     folder = RunFolder.create(tmp_path / "run", asked("ring"))
     line = b'{"step":4,"start_seconds":0,"end_seconds":1,"breakdown_seconds":{},"samples":1}\n'

@@ -69,6 +69,8 @@ def test_a_launcher_lets_a_lost_server_be_where_others_have_what_it_had(tmp_path
     assert losses.fatal([a_death("server0")], others) == []
     last = a_death("server1", time=40.0)
     assert losses.fatal([a_death("server0"), last], others[:2]) == [last], "there is no other"
+    both = [a_death("server0"), a_death("server1")]
+    assert of("server:transport=tcp,mode=sync").fatal(both, others[:2]) == both, "none is left"
     for needed in (of("server"), of("server:transport=tcp", 1), of("server:mode=bounded")):
         assert needed.fatal([a_death("server0")], others) == [a_death("server0")]
 

@@ -43,6 +43,20 @@ def test_the_cause_is_named_and_not_its_echo(endings, named):
         assert first_cause(order, {}).member == named
 
 
+def test_all_that_signals_ended_are_named_and_nobody_who_only_lost_them():
+    one = ended("worker2", -9, "", said_at=1.0)
+    other = ended("server0", -15, "", said_at=1.05)
+    echo = ended("worker0", -6, f"terminate called\n{GLOO}", said_at=1.1)
+    for order in ([one, other, echo], [echo, other, one]):
+        error = first_cause(order, {})
+        told = "worker2 was ended by signal 9 (SIGKILL); server0 was ended by signal 15 (SIGTERM)"
+        assert error.brief == told
+        assert str(error).startswith(f"{told}; the last words of worker2:")
+    assert first_cause([one, echo], {}).brief == "worker2 was ended by signal 9 (SIGKILL)"
+    own = ended("worker1", 1, OWN, said_at=0.5)
+    assert "server0" not in first_cause([own, other], {}).brief, "what it met may be its end"
+
+
 def test_a_sentence_of_ours_is_the_whole_message():
     error = first_cause([ended("worker0", 1, REFUSED, said_at=1.0)], {})
     assert str(error) == "worker0: ring: it cannot.\n  fix: do not."

@@ -48,7 +48,7 @@ from paceline.protocol.seat import SeatMachine
 MOST_EVENTS = 5_000
 
 
-FIRST = (Newcomer, Admitted, Cut, Copy, Orphans)
+FIRST = frozenset((Newcomer, Admitted, Cut, Copy, Orphans))
 """What is sent behind these on the same way stays behind them."""
 
 SAMPLES = 13
@@ -90,9 +90,6 @@ class Trainer:
         if self.joins and self.machine.generation > 0 and not self.machine.outstanding:
             self.joins = False
         return not self.joins
-
-    def can_compute(self):
-        return not self.done and bool(self.unmade)
 
     def compute(self, chunk):
         self.unmade.remove(chunk)
@@ -189,6 +186,10 @@ class Network:
         self.payloads, self.arriving = {}, ()
         self.flight = []
         """(kind, from, to, what): parcels' messages, departures, work."""
+        self.paused, self.cuts = {}, {}
+        """Members that do nothing for now, and pairs between which nothing passes."""
+        self.stirred = set()
+        """Members to which something has happened: the others have nothing new to do."""
         self.members, self.trainers, self.gone = {}, {}, {}
         self.kept, self.applied, self.dropped = {}, Counter(), Counter()
         self.works, self.notes, self.pushes = [], [], []
@@ -204,6 +205,7 @@ class Network:
     def add(self, name, worker, seat, joins=False):
         machine = None if worker is None else self.machines[0](self.plan, worker)
         member = self.members[name] = Member(name, World(self, name), machine, seat)
+        self.stirred.add(name)
         if machine is not None:
             chunks = len(self.plan.owners)
             self.trainers[name] = Trainer(
@@ -324,66 +326,67 @@ class Network:
         raise AssertionError("it goes on and on")
 
     def happen(self):
-        for name, trainer in self.trainers.items():
-            if self.is_awake(name):
-                trainer.settle()
-        for name, member in self.members.items():
-            if self.is_awake(name):
-                member.work()
-        moves = [("flight", index) for index in self.able()]
-        moves += [
-            ("compute", name)
-            for name, trainer in self.trainers.items()
-            if trainer.can_compute() and self.is_awake(name)
-        ]
-        if not moves:
+        if self.stirred:
+            self.settle()
+        flight = self.able()
+        makers = [name for name, trainer in self.trainers.items() if trainer.unmade]
+        if self.paused:
+            makers = [name for name in makers if name not in self.paused]
+        num_moves = len(flight) + len(makers)
+        if not num_moves:
             return False
         if self.slow is not None:
-            moves = [m for m in moves if not self.is_slow(m)] or moves
-        kind, which = self.rng.choice(moves)
-        if kind == "compute":
-            trainer = self.trainers[which]
-            trainer.compute(self.rng.choice(sorted(trainer.unmade)))
+            # On the one way that is slow things move only when nothing else does.
+            fast = [index for index in flight if self.flight[index][1:3] != self.slow]
+            flight = fast if fast or makers else flight
+            num_moves = len(flight) + len(makers)
+        move = self.rng.choice(range(num_moves))
+        if move < len(flight):
+            self.arrive(flight[move])
         else:
-            self.arrive(which)
+            name = makers[move - len(flight)]
+            trainer = self.trainers[name]
+            trainer.compute(self.rng.choice(sorted(trainer.unmade)))
+            self.stirred.add(name)
         return True
 
-    def is_awake(self, name):
-        """Whether a member does anything at present."""
-        return True
-
-    def is_slow(self, move):
-        """On the one way that is slow things move only when nothing else does."""
-        return move[0] == "flight" and self.flight[move[1]][1:3] == self.slow
+    def settle(self):
+        """Whoever can go on by itself does: it changes nothing for the others."""
+        due = self.stirred.difference(self.paused) if self.paused else self.stirred
+        names = due if len(due) == 1 else [name for name in self.members if name in due]
+        for name in names:
+            if name in self.trainers:
+                self.trainers[name].settle()
+        for name in names:
+            self.members[name].work()
+        self.stirred = self.stirred - due
 
     def able(self):
         """What may happen next. News of a loss comes behind all that the lost one had sent there,
         and what was sent behind the news of who comes or goes stays behind it; else anything may
         overtake. In one pass, for a million schedules are long."""
         found, held, busy = [], set(), None
+        paused, cuts = self.paused, self.cuts
         for index, (kind, source, to, what) in enumerate(self.flight):
-            way = source, to
             if kind == "lost":
                 if busy is None:
                     busy = {f[1:3] for f in self.flight if f[0] in ("message", "again")}
-                if way in busy:
+                if (source, to) in busy:
                     continue
-            elif way in held:
+            elif held and (source, to) in held:
                 continue
-            if kind == "message" and isinstance(what.message, FIRST):
-                held.add(way)
-            if self.may_pass(source, to):
-                found.append(index)
+            if kind == "message" and type(what.message) in FIRST:
+                held.add((source, to))
+            if to in paused or (cuts and frozenset((source, to)) in cuts):
+                continue
+            found.append(index)
         return found
-
-    def may_pass(self, source, to):
-        """Whether anything comes through between two members at present."""
-        return True
 
     def arrive(self, index):
         kind, source, to, what = self.flight.pop(index)
         if to not in self.members:
             return
+        self.stirred.add(to)
         match kind:
             case "message":
                 self.unpack(to, what)
@@ -410,6 +413,7 @@ class Network:
             self.kill_seat(seat)
             return
         del self.members[name]
+        self.stirred.discard(name)
         self.flight = [
             f for f in self.flight if f[2] != name and (f[1] != name or self.rng.random() < 0.5)
         ]
@@ -421,6 +425,7 @@ class Network:
         only the first part comes."""
         name = self.plan.seats[seat].member
         del self.members[name]
+        self.stirred.discard(name)
         self.killed_seats.add(seat)
         self.kept = {key: push for key, push in self.kept.items() if key[0] != name}
         self.served = {key: value for key, value in self.served.items() if key[0] != seat}
@@ -451,7 +456,7 @@ class Network:
     # What must hold.
 
     def check_ended(self):
-        assert not self.flight
+        assert not self.flight, "something is under way for ever"
         waiting = {name: t.machine.outstanding for name, t in self.trainers.items() if not t.done}
         if self.plan.rules.whole and all(m.seat.over for m in self.members.values() if m.seat):
             # The job was over before it could take in some who asked.
@@ -463,10 +468,12 @@ class Network:
             if key[2] not in self.killed and (self.plan.seat_of(key[0]), key[1]) in self.served
         ]
         assert not left, "a gradient was taken and never summed"
-        assert all(m.seat.over for m in self.members.values() if m.seat is not None)
+        seats = [m.seat for m in self.members.values() if m.seat is not None]
+        assert all(seat.over for seat in seats), "a seat waits for ever"
         rules = self.plan.rules
         if rules.mode in ("sync", "bounded"):
-            assert all(p.step - p.version <= rules.staleness for p in self.pushes)
+            behind = max((p.step - p.version for p in self.pushes), default=0)
+            assert behind <= rules.staleness, "staler than its bound"
             for name, trainer in self.trainers.items():
                 self.check_crew(name, trainer)
             late = {worker for worker, _ in self.dropped} - self.killed

@@ -14,7 +14,7 @@ import msgspec
 
 from tests.simulation.job import simulate
 from tests.simulation.schedule import Schedule, draw, shrink
-from tests.simulation.search import failing, fails
+from tests.simulation.search import collect_rarely, fails, timed
 
 PORTION = 500
 
@@ -37,20 +37,24 @@ def main() -> int:
         show(msgspec.json.decode(asked.replay, type=Schedule))
         return 0
     first, _, last = asked.seeds.partition(":")
-    seeds, began, found = range(int(first), int(last)), time.monotonic(), []
+    seeds, began = range(int(first), int(last)), time.monotonic()
+    found: list[int] = []
+    core_seconds = 0.0
     portions = [seeds[at : at + PORTION] for at in range(0, len(seeds), PORTION)]
-    with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-        for done, failed in enumerate(pool.imap_unordered(failing, portions), 1):
+    with multiprocessing.get_context("spawn").Pool(asked.jobs, collect_rarely) as pool:
+        for done, (failed, seconds) in enumerate(pool.imap_unordered(timed, portions), 1):
+            core_seconds += seconds
             found += failed
             for seed in failed:
                 print(f"seed {seed} fails", file=sys.stderr)
             if done % 20 == 0 or done == len(portions):
-                seconds = time.monotonic() - began
-                left = seconds / done * (len(portions) - done)
+                left = (time.monotonic() - began) / done * (len(portions) - done)
                 text = f"{min(done * PORTION, len(seeds))} of {len(seeds)} schedules"
-                print(f"{text}, {len(found)} failed, {left:.0f} s left", file=sys.stderr)
-    seconds = time.monotonic() - began
-    print(f"{len(seeds)} schedules in {seconds:.0f} s on {asked.jobs} cores: {len(found)} failed")
+                text = f"{text}, {len(found)} failed, {core_seconds:.0f} core-seconds"
+                print(f"{text}, {left:.0f} s left", file=sys.stderr, flush=True)
+    text = f"{len(seeds)} schedules in {time.monotonic() - began:.0f} s on {asked.jobs} cores"
+    each = 1000 * core_seconds / max(1, len(seeds))
+    print(f"{text}, {each:.2f} core-ms each: {len(found)} failed")
     for seed in sorted(found)[:3]:
         print(f"seed {seed}, shrunk:")
         show(shrink(draw(seed), fails))

@@ -41,8 +41,6 @@ class Job(Network):
         plan = make(schedule.workers, schedule.servers, schedule.chunks, **asked)
         script = {"schedule": schedule.changes_rate, "touches": schedule.clips}
         rng = random.Random(schedule.seed)
-        self.paused: dict[str, int] = {}
-        self.cuts: dict[frozenset[str], int] = {}
         self.events = 0
         self.newest = schedule.workers
         self.lost_at: dict[int, int] = {}
@@ -71,12 +69,6 @@ class Job(Network):
             return
         self.paused = {name: until for name, until in self.paused.items() if until > self.events}
         self.cuts = {pair: until for pair, until in self.cuts.items() if until > self.events}
-
-    def may_pass(self, source: str, to: str) -> bool:
-        return to not in self.paused and not (self.cuts and frozenset((source, to)) in self.cuts)
-
-    def is_awake(self, name: str) -> bool:
-        return name not in self.paused
 
     # What goes wrong.
 
