@@ -60,7 +60,9 @@ UNEVEN_STAGES = 1.5
 OF_NETWORK: tuple[CauseName, ...] = ("slow-link", "slow-cable", "latency", "transport")
 
 FREE_CORES = "end what else runs on these cores, or use others"
-READ_AHEAD = "prepare samples ahead of the step (num_workers of a DataLoader), or keep them (--cache)"
+READ_AHEAD = (
+    "prepare samples ahead of the step (a DataLoader's num_workers), or keep them (--cache)"
+)
 
 
 def actions(evidence: Evidence, causes: Sequence[Loss]) -> list[Action]:
