@@ -33,6 +33,7 @@ from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
+from paceline.protocol.buckets import filled
 from paceline.protocol.collectives import Finish, Made, Reduced, RingMachine
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -55,6 +56,8 @@ class BucketedArchitecture:
     ) -> None:
         self._collective, self._context = collective, context
         self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
+        self._may_begin_again = isinstance(collective, ElasticCollective)
+        """From the gradients that autograd left."""
         self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[Bucket] = []
         self._machine = RingMachine((), 0)
@@ -108,14 +111,16 @@ class BucketedArchitecture:
     # Called by the tap, inside backward.
 
     def made(self, index: int) -> None:
-        self._begin()
+        if not self._has_begun:
+            self._begin()
         slot = self._slots[index]
         slot.fill()
-        if not isinstance(self._collective, ElasticCollective):  # it may begin again from `grad`
+        if not self._may_begin_again:
             slot.move_in()
-        slot.bucket.num_missing -= 1
-        if not slot.bucket.num_missing:
-            self._tell(Made(slot.bucket.number))
+        bucket = slot.bucket
+        bucket.num_missing -= 1
+        if not bucket.num_missing:
+            self._tell(Made(bucket.number))
 
     def pass_over(self) -> None:
         """Average the rest; after it every `grad` is the mean."""
@@ -137,6 +142,7 @@ class BucketedArchitecture:
         for bucket in self._buckets:
             if bucket.is_held_on_to():
                 self._part_with(bucket)
+            bucket.mark_all()
 
     def _part_with(self, bucket: "Bucket") -> None:
         """Leave its memory to the script."""
@@ -215,7 +221,8 @@ class BucketedArchitecture:
                 slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
             self._deal()
             self._tap.attach(self._trained.tensors)
-        if any(slot.is_fresh or not (self._has_passed or slot.is_intact) for slot in self._slots):
+        is_to_be_averaged = _Slot.is_fresh if self._has_passed else _Slot.is_own
+        if any(map(is_to_be_averaged, self._slots)):
             self.pass_over()
 
     def _deal(self) -> None:
@@ -225,6 +232,7 @@ class BucketedArchitecture:
         self._slots = [slots[id(tensor)] for tensor in tensors]
         members, step = self._collective.members, self._machine.step
         self._machine = RingMachine(members, len(self._buckets), step=step)
+        self._has_begun = False
 
 
 class Bucket:
@@ -266,6 +274,11 @@ class Bucket:
         self.flat, self._marks, self._sample = block.flat, block.marks, block.sample
         for slot, place, mark in zip(self.slots, block.places, block.each_mark, strict=True):
             slot.place, slot.mark = place, mark
+
+    def mark_all(self) -> None:
+        """Every gradient is there, until one is found missing: one pass over the marks, not one for
+        each."""
+        self._marks.fill_(1)
 
     @torch.no_grad()
     def probe(self, turn: int) -> None:
@@ -335,15 +348,15 @@ class _Slot:
         gradient = self.tensor.grad
         return gradient is not None and gradient is self.given
 
-    @property
     def is_fresh(self) -> bool:
-        return self.tensor.grad is not None and not self.has_mean
+        """This worker's own gradient has not been averaged."""
+        gradient, given = self.tensor.grad, self._given
+        return gradient is not None and (given is None or given() is not gradient)
 
-    @property
-    def is_intact(self) -> bool:
-        """Nobody has written to the mean since it was handed out."""
-        given = self.given
-        return self.tensor.grad is None or given is None or given._version == self._version
+    def is_own(self) -> bool:
+        """It is not a mean as it was handed out: fresh, or written to since."""
+        gradient = self.tensor.grad
+        return gradient is not None and (self.is_fresh() or gradient._version != self._version)
 
     def hand_out(self, mean: Tensor | None) -> None:
         """A new tensor each time, so that it can be known whether the last is still in use."""
@@ -353,8 +366,8 @@ class _Slot:
 
     def fill(self) -> None:
         gradient = self.tensor.grad
-        self.mark.fill_(0 if gradient is None else 1)
         if gradient is None:
+            self.mark.zero_()
             self.place.zero_()
         elif gradient.layout != torch.strided:
             problem = "a gradient is sparse, and this architecture exchanges dense ones."
@@ -371,21 +384,13 @@ def _deal(
     tensors: list[Tensor], bucket_bytes: int, allocate: Allocate, blocks: int = 1
 ) -> list[Bucket]:
     """Fill buckets of about `bucket_bytes`, one type each, from the last tensor to the first."""
-    buckets: list[Bucket] = []
-    filling: list[Tensor] = []
-    size_bytes = 0
-    for tensor in reversed(tensors):
-        own_bytes = tensor.numel() * tensor.element_size()
-        limit_bytes = bucket_bytes if buckets else min(bucket_bytes, FIRST_BUCKET_BYTES)
-        full = size_bytes + own_bytes > limit_bytes or (
-            filling and (filling[0].dtype, filling[0].device) != (tensor.dtype, tensor.device)
-        )
-        if filling and full:
-            buckets.append(Bucket(len(buckets), filling, allocate, blocks))
-            filling, size_bytes = [], 0
-        filling.append(tensor)
-        size_bytes += own_bytes
-    return [*buckets, Bucket(len(buckets), filling, allocate, blocks)]
+    made = tensors[::-1]
+    sizes = [(t.numel() * t.element_size(), (t.dtype, t.device)) for t in made]
+    cut = filled(sizes, min(bucket_bytes, FIRST_BUCKET_BYTES), bucket_bytes)
+    return [
+        Bucket(number, [made[index] for index in bucket], allocate, blocks)
+        for number, bucket in enumerate(cut)
+    ]
 
 
 def _in_own_memory(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

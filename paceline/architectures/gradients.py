@@ -110,16 +110,15 @@ class GradientTap:
         def made(tensor: Tensor) -> None:
             # A tensor that servers have would ask them before each look at its `grad`.
             with self._remembered, torch._C.DisableTorchFunctionSubclass():
-                take(tensor)
-
-        def take(tensor: Tensor) -> None:
-            if not self._paused and tensor.grad is not None and tensor.grad.requires_grad:
-                raise SpecError("backward", *DIFFERENTIABLE)
-            if len(hooks) > 1 and _has_foreign(hooks):
-                self._stand_back(index, tensor)
-            elif not self._paused:
-                self._begin_pass()
-                self._sink.made(index)
+                gradient = None if self._paused else tensor.grad
+                if gradient is not None and gradient.requires_grad:
+                    raise SpecError("backward", *DIFFERENTIABLE)
+                if len(hooks) > 1 and _has_foreign(hooks):
+                    self._stand_back(index, tensor)
+                elif not self._paused:
+                    if not self._in_pass:
+                        self._begin_pass()
+                    self._sink.made(index)
 
         handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(made)
         hooks: dict[int, Any] = tensor._post_accumulate_grad_hooks
@@ -134,15 +133,14 @@ class GradientTap:
         if self._averages and gradient is not None:
             with torch.no_grad():
                 tensor.grad = self._average(index, gradient)
-        if not self._paused:
+        if not self._paused and not self._in_pass:
             self._begin_pass()
 
     def _begin_pass(self) -> None:
-        if not self._in_pass:
-            # As torch's own reducer does: when backward() returns, the exchange is done.
-            self._in_pass = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._pass_over)
+        # As torch's own reducer does: when backward() returns, the exchange is done.
+        self._in_pass = True
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._pass_over)
 
     def _pass_over(self) -> None:
         self._in_pass = False

@@ -16,6 +16,7 @@ from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
 from paceline.protocol.actions import AllReduce
+from paceline.protocol.buckets import filled
 from paceline.protocol.collectives import AverageMachine, Made, Reduced, RingMachine, Trained
 from paceline.units import format_bytes
 
@@ -195,12 +196,9 @@ def buckets(
 ) -> Iterator[tuple[int, int]]:
     """For each bucket its last layer, as `made` counts them, and its bytes."""
     first, size = _bucket_bytes(kind, stack)
-    filled, limit = 0, first
-    for index, (_, size_bytes) in enumerate(made):
-        filled += size_bytes
-        if filled >= limit or (index == len(made) - 1 and filled):
-            yield index, filled
-            filled, limit = 0, size
+    for bucket in filled([(size_bytes, None) for _, size_bytes in made], first, size):
+        if size_bytes := sum(made[layer][1] for layer in bucket):
+            yield bucket[-1], size_bytes
 
 
 def _bucket_bytes(kind: spec.Architecture, stack: Stack) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from paceline.testing import run_members
 from tests.curves import STEPS, loss_curve
 from tests.protocol.test_collectives import Group, train
 
-BUCKET_BYTES = 512
+BUCKET_BYTES = 64
 """The small model has several of these."""
 
 
