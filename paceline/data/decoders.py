@@ -23,6 +23,10 @@ from paceline.errors import MissingError
 SHARED_MEMORY = Path("/dev/shm")
 
 
+def unreadable(what: str) -> MissingError:
+    return MissingError(f"data set imagefolder: {what}.", "take that file out, or mend it.")
+
+
 class Decoders:
     """Processes that share the work of each batch."""
 
@@ -57,8 +61,7 @@ class Decoders:
             assert process.stdout is not None
             answer = process.stdout.readline().strip()
             if answer != "done":
-                problem = f"data set imagefolder: {answer or 'a decoder has ended'}."
-                raise MissingError(problem, "take that file out, or mend it.")
+                raise unreadable(answer or "a decoder has ended")
         assert self._memory is not None
         every: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         return every.reshape(-1, self._side, self._side, 3)[: len(numbers)]

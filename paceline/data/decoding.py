@@ -8,7 +8,6 @@ import json
 import math
 import mmap
 import sys
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,10 @@ TEST_ZOOM = 256 / 224
 Box = tuple[float, float, float, float]
 
 
+class UnreadableError(Exception):
+    """A file that Pillow cannot make a picture of: its path, and why."""
+
+
 class Decoder:
     """Photographs by number; decoded ones are kept where there is a cache."""
 
@@ -29,6 +32,13 @@ class Decoder:
 
     def picture(self, number: int, epoch: int) -> NDArray[np.uint8]:
         """Height, width, channels. A function of (seed, epoch, number) alone."""
+        try:
+            return self._picture(number, epoch)
+        except Exception as error:  # Pillow has many, and not all of one family
+            why = str(error).replace("\n", " ") or type(error).__name__
+            raise UnreadableError(f"{self._paths[number]}: {why}") from error
+
+    def _picture(self, number: int, epoch: int) -> NDArray[np.uint8]:
         with self._open(number) as image:
             if self._train:
                 rng = np.random.default_rng((self._seed, epoch, number))
@@ -95,8 +105,8 @@ def main() -> None:
             for place, number in wanted:
                 try:
                     pictures[place] = decoder.picture(number, epoch)
-                except (OSError, ValueError) as error:
-                    answer = f"{Path(options['paths'][number])}: {error}".replace("\n", " ")
+                except UnreadableError as error:
+                    answer = str(error)
                     break
             print(answer, flush=True)
         del pictures

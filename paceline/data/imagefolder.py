@@ -17,8 +17,8 @@ import torch
 
 from paceline.data import files
 from paceline.data.base import Batch, Dataset, Normaliser, Request
-from paceline.data.decoders import Decoders
-from paceline.data.decoding import Decoder
+from paceline.data.decoders import Decoders, unreadable
+from paceline.data.decoding import Decoder, UnreadableError
 from paceline.data.sampling import Indices
 from paceline.errors import MissingError
 
@@ -95,7 +95,10 @@ class ImageFolder(Dataset):
         def fill(place: int) -> None:
             pictures[place] = self._decoder.picture(numbers[place], epoch)
 
-        list(self._threads.map(fill, range(len(numbers))))
+        try:
+            list(self._threads.map(fill, range(len(numbers))))
+        except UnreadableError as error:
+            raise unreadable(str(error)) from None
         return torch.from_numpy(pictures), labels
 
     def on_device(self, batch: Batch) -> Batch:

@@ -37,6 +37,14 @@ class Optimizer(Spec, frozen=True, kw_only=True):
         uses_momentum = self.name in ("sgd", "rmsprop", "lars")
         problem = f"momentum does not apply to {self.name}."
         require(not self.momentum or uses_momentum, where, problem, "leave it out, or use sgd.")
+        if self.nesterov:
+            problem = f"nesterov does not apply to {self.name}."
+            require(self.name == "sgd", where, problem, "leave it out, or use sgd.")
+            problem = "nesterov looks ahead along a momentum, and there is none."
+            require(self.momentum > 0, where, problem, "add momentum = 0.9.")
+        problem = f"trust does not apply to {self.name}."
+        applies = self.name == "lars" or self.trust == 0.001
+        require(applies, where, problem, "leave it out, or use lars.")
 
 
 class Schedule(Spec, frozen=True, kw_only=True):

@@ -79,6 +79,9 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     if start >= num_steps and not (session.has_joined or checkpoints.exist(folder.path)):
         problem = f"{workload.resume} has {start} steps behind it, and {num_steps} were asked for."
         raise SpecError("resume", problem, "ask for more steps or epochs.")
+    if workload.epochs and (rest := len(dataset) % total):
+        left = f"{rest} of {len(dataset)} samples fill no batch of {total}"
+        session.note(f"{left} and are left out of each epoch, others in each.")
     worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
     if isinstance(model, PipelineModel):
         source = _source_of_stages(workload, dataset, session, model, worker.device)

@@ -1,6 +1,7 @@
 """Batches on their way to a device: the loader's own, ahead of need; decoders' pictures alike."""
 
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,11 +81,26 @@ def test_decoders_make_the_pictures_that_this_process_would(folder, cache):
             assert torch.equal(labels, same)
 
 
+def damaged(kind: str, path: Path) -> None:
+    match kind:
+        case "no picture":
+            path.write_bytes(b"no picture")
+        case "cut short":
+            path.write_bytes(path.read_bytes()[:-40])
+        case "empty":
+            path.write_bytes(b"")
+        case "gone":
+            path.unlink()
+            path.symlink_to("nowhere.png")
+
+
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_file_that_is_no_picture_is_named(folder, processes):
-    (folder / "cat" / "0.png").write_bytes(b"no picture")
+@pytest.mark.parametrize("kind", ["no picture", "cut short", "empty", "gone"])
+def test_a_file_that_is_no_picture_is_named(folder, processes, kind):
+    damaged(kind, folder / "cat" / "0.png")
     options = {"side": 32, "train": True, "seed": 5}
-    with closing(ImageFolder(folder, **options, processes=processes)) as pictures:
-        kind = MissingError if processes else OSError
-        with pytest.raises(kind, match=r"0\.png"):
-            pictures.batch(np.arange(12))
+    with (
+        closing(ImageFolder(folder, **options, processes=processes)) as pictures,
+        pytest.raises(MissingError, match=r"0\.png"),
+    ):
+        pictures.batch(np.arange(12))

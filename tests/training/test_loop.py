@@ -58,6 +58,13 @@ def test_accumulating_gives_the_curve_of_the_whole_batch(tmp_path):
     assert pieces == pytest.approx(whole, rel=1e-4)
 
 
+def test_samples_that_fill_no_batch_are_told(tmp_path):
+    asked = {**SMALL, "steps": 0, "epochs": 0.02, "global_batch": 60}
+    folder = run(tmp_path, "epochs", **asked)
+    (note,) = [one.text for one in folder.events() if "fill no batch" in one.text]
+    assert " samples fill no batch of 60 and are left out of each epoch" in note
+
+
 def test_worker_0_may_read_for_all(tmp_path):
     ring = {**SMALL, "architecture": spec.Ring(), "workers": 2}
     each = curve(run(tmp_path, "each", **ring))
