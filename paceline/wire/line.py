@@ -92,7 +92,10 @@ class Stream(Generic[T]):
         self.waits = False
         while unsent:
             try:
-                count = self.line.sendmsg(islice(unsent, _BUFFERS_AT_ONCE))
+                if len(unsent) == 1:
+                    count = self.line.send(unsent[0])
+                else:
+                    count = self.line.sendmsg(islice(unsent, _BUFFERS_AT_ONCE))
             except BlockingIOError:
                 self.waits = True
                 break
@@ -115,7 +118,10 @@ class Stream(Generic[T]):
         come. False when it has no more for now."""
         missing, room = self.missing, self._start[self._end :]
         try:
-            count = self.line.recvmsg_into([*missing, room])[0]
+            if missing:
+                count = self.line.recvmsg_into([*missing, room])[0]
+            else:
+                count = self.line.recv_into(room)
         except BlockingIOError:
             return False
         except OSError:
