@@ -72,7 +72,7 @@ def _write_members(
         for index in range(min(count, WRITTEN_MEMBERS)):
             name = f"{role}{index}"
             host = _host(experiment, role, index)
-            sent, received = _traffic(experiment, role)
+            sent, received = _traffic(experiment, role, index)
             member = record.Member(
                 name=name,
                 role=role,
@@ -104,13 +104,13 @@ def _pace_of(outcome: Outcome, worker: int) -> Pace:
     return _typical(outcome)
 
 
-def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
+def _traffic(experiment: spec.Experiment, role: str, index: int) -> tuple[int, int]:
     """Bytes a member sends and receives in a step, by the closed forms of its architecture."""
     workers, servers = experiment.cluster.workers, experiment.num_servers
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
     if isinstance(kind, spec.Pipeline):
-        return moved_bytes(experiment)
+        return moved_bytes(experiment, index)
     ring = round(2 * (workers - 1) / workers * size)
     if not has_servers(kind):
         every = kind.every if isinstance(kind, spec.Average) else 1
@@ -123,6 +123,15 @@ def _traffic(experiment: spec.Experiment, role: str) -> tuple[int, int]:
         return round(whole), round(pushed * whole)
     away, served = (1 - inside) * size, (workers - 1) * inside * size
     return round(pushed * away + served), round(away + pushed * served)
+
+
+def _sent_by_all(experiment: spec.Experiment) -> int:
+    """Bytes of a step: workers of a pipeline differ, others of one role are alike."""
+    workers, servers = experiment.cluster.workers, experiment.num_servers
+    if isinstance(experiment.architecture, spec.Pipeline):
+        return sum(_traffic(experiment, "worker", index)[0] for index in range(workers))
+    sent = workers * _traffic(experiment, "worker", 0)[0]
+    return sent + (servers * _traffic(experiment, "server", 0)[0] if servers else 0)
 
 
 def _write_series(
@@ -186,9 +195,7 @@ def _summary(
     seconds = outcome.step_seconds
     summary.step_seconds = record.StepSeconds(median=seconds, p95=seconds, jitter=0.0)
     summary.breakdown_seconds = outcome.phases
-    counts = {"worker": experiment.cluster.workers, "server": experiment.num_servers}
-    sent = [count * _traffic(experiment, role)[0] for role, count in counts.items() if count]
-    summary.bytes_per_step = float(sum(sent))
+    summary.bytes_per_step = float(_sent_by_all(experiment))
     summary.interval = {"low": found.low, "high": found.high}
     summary.limited_by = found.limit
     notes = [event.text for event in folder.events() if event.kind == "note"]

@@ -8,7 +8,7 @@ turns once more with links that take no time.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from paceline.errors import ExchangeError, SpecError
 from paceline.predict.clock import Clock
 from paceline.predict.collectives import all_reduce_seconds
 from paceline.predict.devices import profile_for
-from paceline.predict.outcome import Outcome, Work, wait_seconds
+from paceline.predict.outcome import Outcome, Pace, Work, wait_seconds
 from paceline.predict.stacks import Constants, Stack, expected, find_stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology, rate_of, topology_of
@@ -104,7 +104,9 @@ def run_turns(
                     clock.after(taken, partial(tell, place, Computed(turn)))
                 case Hand(to, turn):
                     way, taken = (place, to), hand_seconds(place, to, turn)
-                    free[way] = max(clock.now, free.get(way, 0.0)) + taken
+                    start = max(clock.now, free.get(way, 0.0))
+                    _draw(timeline, place, turn, start, taken, f"to worker{to}")
+                    free[way] = start + taken
                     carried[way] = carried.get(way, 0.0) + taken
                     clock.at(free[way], partial(tell, to, Came(turn)))
 
@@ -119,10 +121,17 @@ def run_turns(
     return Turns(clock.now, busy, max(carried.values(), default=0.0), events)
 
 
-def _draw(timeline: Timeline | None, place: int, turn: Turn, start: float, seconds: float) -> None:
+def _draw(
+    timeline: Timeline | None,
+    place: int,
+    turn: Turn,
+    start: float,
+    seconds: float,
+    lane: str = "device",
+) -> None:
     if timeline is not None:
         name = f"{turn.kind} of micro-batch {turn.microbatch}, stage {turn.stage}"
-        timeline.add(f"worker{place}", "device", name, start, seconds)
+        timeline.add(f"worker{place}", lane, name, start, seconds)
 
 
 def pipeline_step(
@@ -145,6 +154,10 @@ def pipeline_step(
     ideal = run_turns(pipe, seconds)
     found = run_turns(pipe, seconds, _handing(pipe, stages, topology, constants), timeline)
     sums = _sum_seconds(pipe, stages, options.replicas, topology, stack, constants)
+    if timeline is not None:
+        for place in range(pipe.workers):
+            name = f"sums with {options.replicas - 1} more pipelines"
+            timeline.add(f"worker{place}", "sums", name, found.seconds, sums)
     loads = [_load(pipe, stages, place) for place in range(pipe.workers)]
     slowest = max(loads, key=lambda load: load.busy_seconds)
     late = wait_seconds(slowest, of.jitter_fraction, topology.workers, constants)
@@ -173,23 +186,36 @@ def pipeline_step(
         phases=phases,
         needs=needs,
         events=ideal.events + found.events,
+        paces=tuple(_pace(load, phases, step) for load in loads) * options.replicas,
     )
 
 
-def moved_bytes(experiment: spec.Experiment) -> tuple[int, int]:
-    """What a worker sends and receives in a step, on average: activations one way, their gradients
-    the other, and its part of the sums between pipelines."""
+def _pace(load: Work, phases: Mapping[str, float], step: float) -> Pace:
+    """A worker's own part of a step: what its stages leave of it, it waits."""
+    own = {**phases, "forward": load.forward_seconds, "backward": load.backward_seconds}
+    own["wait"] = max(0.0, step - sum(own.values()) + own["wait"])
+    return Pace(workers=1, step_seconds=step, phases=own)
+
+
+def moved_bytes(experiment: spec.Experiment, worker: int) -> tuple[int, int]:
+    """What a worker sends and receives in a step: activations one way, their gradients the other,
+    and its part of the sums between pipelines."""
     options, topology = experiment.architecture, topology_of(experiment)
     assert isinstance(options, spec.Pipeline)
     pipe = pipe_of(options, topology.workers)
     constants = expected(find_stack(experiment.prediction.stack))
     stages = stages_of(experiment, options, pipe, topology.computing[0], constants)
-    apart = [s for s in range(pipe.stages - 1) if pipe.owner(s) != pipe.owner(s + 1)]
-    handed = 2 * pipe.microbatches * sum(stages[stage].handed_bytes for stage in apart)
-    weights = sum(stage.parameter_bytes for stage in stages)
-    summed = 2 * (options.replicas - 1) / options.replicas * weights
-    each = round((handed + summed) / pipe.workers)
-    return each, each
+    place, summed = worker % pipe.workers, 2 * (options.replicas - 1) / options.replicas
+    sent = received = 0.0
+    for number, stage in enumerate(stages):
+        owner = pipe.owner(number)
+        after = pipe.owner(number + 1) if number + 1 < pipe.stages else owner
+        if owner == place:
+            sent, received = (total + summed * stage.parameter_bytes for total in (sent, received))
+        if place in (owner, after) and owner != after:  # as much comes back as is handed on
+            sent += pipe.microbatches * stage.handed_bytes
+            received += pipe.microbatches * stage.handed_bytes
+    return round(sent), round(received)
 
 
 def pipe_of(options: spec.Pipeline, workers: int) -> Pipe:

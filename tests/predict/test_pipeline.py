@@ -97,7 +97,25 @@ def test_pipelines_side_by_side_add_an_average_of_gradients():
     alone = simulate(experiment(workers=2))
     twins = simulate(experiment("pipeline:replicas=2", workers=4))
     assert twins.phases["exchange_exposed"] > alone.phases["exchange_exposed"]
-    assert moved_bytes(experiment("pipeline:replicas=2"))[0] > 25e6
+    asked = experiment("pipeline:replicas=2", workers=4)
+    assert sum(moved_bytes(asked, worker)[0] for worker in range(4)) > 4 * 25e6
+    assert moved_bytes(asked, 0) == moved_bytes(asked, 2), "the first places of two pipelines"
+
+
+def test_every_worker_has_the_compute_of_its_own_stages():
+    outcome = simulate(experiment("pipeline:replicas=2", workers=4))
+    timeline = Timeline()
+    simulate(experiment("pipeline:replicas=2", workers=4), timeline=timeline)
+    drawn = {
+        name: sum(s.seconds for s in timeline.spans if (s.member, s.lane) == (name, "device"))
+        for name in ("worker0", "worker1")
+    }
+    computing = [pace.phases["forward"] + pace.phases["backward"] for pace in outcome.paces]
+    assert computing == pytest.approx([*drawn.values()] * 2)
+    assert max(computing) == pytest.approx(outcome.needs["compute"])
+    for pace in outcome.paces:
+        assert sum(pace.phases.values()) == pytest.approx(outcome.step_seconds)
+    assert {"to worker1", "to worker0", "sums"} <= {span.lane for span in timeline.spans}
 
 
 @pytest.mark.parametrize(
