@@ -59,7 +59,7 @@ def new_run_path(name: str, asked: Path | None) -> Path:
 def check_target(path: Path, flag: str = "--out", *, may_exist: bool = False) -> None:
     """Raise SpecError where nothing can be written, before anything is begun."""
     if path.exists() and not may_exist:
-        raise SpecError(flag, f"{path} exists.", "name a folder that does not exist yet.")
+        raise SpecError(flag, f"{path} exists.", "name a place where nothing is yet.")
     above = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if above != path and not above.is_dir():
         problem = f"{path} cannot be made: {above} is a file."

@@ -143,6 +143,9 @@ class _Members:
         the patience.
         """
         workers = [process for process in self._running if not process.command.serves]
+        for process in self._running:
+            if process.command.serves:
+                process.silence()  # it would say that workers are lost, who were asked to go
         for process in workers:
             process.signal(interruption.received[0])
         until = time.monotonic() + INTERRUPT_SECONDS

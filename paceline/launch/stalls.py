@@ -60,6 +60,8 @@ class Stalls:
 
     def __init__(self, folder: RunFolder, say: Say, dilation: float = 1.0) -> None:
         self._folder, self._say, self._dilation = folder, say, dilation
+        self._last = folder.experiment().workload.steps
+        """After so many steps nobody takes another; 0: not known."""
         self._processes: dict[str, psutil.Process] = {}
         self._workers: dict[str, _Worker] = {}
         self._told: str | None = None
@@ -83,7 +85,7 @@ class Stalls:
         for worker in self._workers.values():
             worker.follow()
         still = self._still(SURE_SECONDS, SURE_STEPS, busy)
-        if not still:
+        if not still or self._is_over():
             self._told = None
             return
         if self._told is not None:
@@ -101,6 +103,10 @@ class Stalls:
         """Living workers that stand still, and for how long."""
         found = {n: w.still_seconds(least_seconds, usual_steps) for n, w in self._workers.items()}
         return {name: seconds for name, seconds in found.items() if seconds and name in alive}
+
+    def _is_over(self) -> bool:
+        """All steps are done: what is left is saving and leaving."""
+        return 0 < self._last <= min(worker.steps for worker in self._workers.values())
 
     def _is_sure(self, alive: Iterable[str]) -> bool:
         """Whether something is seen that nobody goes on with."""

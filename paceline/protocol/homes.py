@@ -221,7 +221,8 @@ class SeatHomes(Homes):
         if not kept:
             raise ExchangeError(
                 f"{self.names} was lost, and nobody else had the optimizer's state of chunk "
-                f"{chunk}: it was before its second update, or a worker was lost just before."
+                f"{chunk}: it was before its second update, a worker was lost just before, or one "
+                "that had done its last step has left."
             )
         return min(kept)
 

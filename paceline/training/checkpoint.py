@@ -33,6 +33,9 @@ from paceline.training.stores import DEADLINE_SECONDS
 LOOK = timedelta(seconds=0.5)
 """So long a worker's part is waited for before somebody looks whether all are still there."""
 
+ROOM_BYTES = 1 << 16
+"""A disk with less is full, whatever the words of who could not write."""
+
 UNREADABLE = (RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
 
 
@@ -98,9 +101,10 @@ def _place(run: Path, name: str, write: Callable[[BinaryIO], Any]) -> None:
         partial.replace(target)
         _fsync(folder)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
+        reason = _reason(error, folder)  # while the part that was written fills it
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise RecordError(f"{target} cannot be written: {_reason(error, folder)}.") from error
+        raise RecordError(f"{target} cannot be written: {reason}.") from error
 
 
 def _fsync(folder: Path) -> None:
@@ -117,7 +121,8 @@ def _reason(error: Exception, folder: Path) -> str:
         return "the disk is full"
     if isinstance(error, RuntimeError):
         with contextlib.suppress(OSError):
-            if os.statvfs(folder).f_bavail == 0:
+            room = os.statvfs(folder)
+            if room.f_bavail * room.f_frsize < ROOM_BYTES:
                 return "the disk is full"
         return str(error).splitlines()[0].rstrip(".")
     return getattr(error, "strerror", None) or str(error)

@@ -11,6 +11,7 @@ import pytest
 from paceline.errors import Interrupted
 from paceline.launch import MemberCommand, supervise
 from paceline.launch.interruption import Interruption
+from paceline.launch.process import Output
 
 WAITS = "while :; do sleep 0.05; done"
 
@@ -25,7 +26,10 @@ def member(name: str, script: str) -> MemberCommand:
 
 
 def interrupted(
-    *commands: MemberCommand, after: Path, numbers: tuple[int, ...] = (signal.SIGINT,)
+    *commands: MemberCommand,
+    after: Path,
+    numbers: tuple[int, ...] = (signal.SIGINT,),
+    output: Output = lambda *said: None,
 ) -> Interrupted:
     """Send this process signals, one by one, once every member has made its file in `after`."""
     left = list(numbers)
@@ -35,7 +39,7 @@ def interrupted(
             os.kill(os.getpid(), left.pop(0))
 
     with pytest.raises(Interrupted) as caught:
-        supervise(commands, output=lambda *said: None, tick=tick, deadline_seconds=30)
+        supervise(commands, output=output, tick=tick, deadline_seconds=30)
     assert not left, "every signal was sent"
     return caught.value
 
@@ -49,6 +53,20 @@ def test_servers_stay_until_the_workers_have_ended(tmp_path: Path) -> None:
     )
     assert (tmp_path / "served").exists()
     assert error.exit_status == 130
+
+
+def test_what_servers_say_of_workers_that_were_asked_to_go_is_not_passed_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    goes = f"touch {tmp_path}/gone; until [ -e {tmp_path}/said ]; do sleep 0.05; done; exit 0"
+    sees = f"until [ -e {tmp_path}/gone ]; do sleep 0.05; done; echo worker0 was lost >&2"
+    interrupted(
+        member("worker0", f"trap '{goes}' INT; touch {tmp_path}/ready0; {WAITS}"),
+        member("server0", f"touch {tmp_path}/ready1; {sees}; touch {tmp_path}/said; {WAITS}"),
+        after=tmp_path,
+        output=lambda name, *rest: said.append(name),
+    )
+    assert (tmp_path / "said").exists()
+    assert "server0" not in said
 
 
 def test_a_second_signal_ends_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

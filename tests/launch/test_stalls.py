@@ -243,6 +243,15 @@ def test_one_that_computes_between_two_steps_is_left_alone(monkeypatch, folder, 
     assert not told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 9}, looks=6)
 
 
+def test_behind_the_last_step_nothing_is_unusual(monkeypatch, folder, members):
+    last = folder.experiment().workload.steps or 50
+    monkeypatch.setattr(
+        RunFolder, "experiment", lambda folder: spec.Experiment(workload=spec.Workload(steps=last))
+    )
+    pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
+    assert not told(monkeypatch, folder, pids, {"worker0": last, "worker1": last}, looks=6)
+
+
 def test_before_the_first_step_nothing_is_unusual(monkeypatch, folder, members):
     said = []
     monkeypatch.setattr(stalls, "LEAST_SECONDS", 1.0)

@@ -14,8 +14,8 @@ must hold of the whole run is checked here:
   anew (`Network`);
 - no update that a worker was told of is lost with a server, and who takes its chunks in goes on
   from weights and state of the same update, the newest that anybody was told of (`Network`);
-- a server's loss stops the job only where a worker came or went just then, in the very last step,
-  and before each of its chunks was updated;
+- the loss of one that serves stops the job only where a worker came or went just then, in the very
+  last step, and before each of its chunks was updated;
 - a run without a lost or new worker decides what the untroubled run decides, chunk by chunk.
 """
 
@@ -103,7 +103,9 @@ class Job(Network):
             worker = able[number % len(able)]
             seat = self.plan.seat_of(f"worker{worker}")
             if seat is not None:
-                self.may_stop |= self._is_early(seat) or self._is_undecided()
+                self.may_stop |= (
+                    self._is_early(seat) or self._is_undecided() or self._is_some_at_the_end()
+                )
             self.lost_at[worker] = self.trainers[f"worker{worker}"].machine.step
             self.kill(worker)
 
@@ -116,10 +118,15 @@ class Job(Network):
         seat = able[number % len(able)]
         self.may_stop |= (
             self._is_early(seat)
-            or any(t.joins or t.machine.step >= t.steps for t in self.trainers.values())
+            or any(t.joins for t in self.trainers.values())
+            or self._is_some_at_the_end()
             or self._is_undecided()
         )
         self.kill_seat(seat)
+
+    def _is_some_at_the_end(self) -> bool:
+        """Who has done the last step leaves, with the copies that it keeps for others."""
+        return any(t.machine.step >= t.steps for t in self.trainers.values())
 
     def _is_early(self, seat: int) -> bool:
         """Some chunk of it was not updated yet, or not without those that are lost, or not since it

@@ -159,6 +159,17 @@ def test_a_full_disk_is_called_so(tmp_path):
     assert checkpoint._reason(full, tmp_path) == "the disk is full"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_disk_that_torch_fills_is_called_full(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(tmp_path)]
+    subprocess.run(mount, check=True)
+    try:
+        with pytest.raises(RecordError, match="cannot be written: the disk is full"):
+            save(tmp_path, 10)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 KILLER = """
 import os, pathlib, random, signal, sys, time
 from tests.training.test_checkpoint import save
