@@ -165,7 +165,7 @@ def test_a_disk_that_torch_fills_is_called_full(tmp_path):
     subprocess.run(mount, check=True)
     try:
         with pytest.raises(RecordError, match="cannot be written: the disk is full"):
-            save(tmp_path, 10)
+            checkpoint._write(tmp_path, "step-00000010.pt", {"model": torch.zeros(10_000)})
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
