@@ -155,4 +155,7 @@ def check_survives(kind: spec.Architecture) -> None:
     if not kind.survives:
         name = spec.format_architecture(kind)
         problem = f"the workers of {name} cannot go on without one of them."
-        raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
+        again = "to start again"
+        if isinstance(kind, spec.Pipeline):
+            again = "to begin anew: a pipeline has no checkpoints"
+        raise SpecError(WHERE, problem, f"write stop, and --restarts {again}.")

@@ -25,6 +25,12 @@ class Unit(NamedTuple):
     modules: NamedModules
 
     @property
+    def words(self) -> str:
+        """All of its modules, for a sentence about one of them."""
+        first, last = self.modules[0][0], self.modules[-1][0]
+        return first if first == last else f"{first} to {last}"
+
+    @property
     def parameter_bytes(self) -> int:
         parameters = {id(p): p for _, module in self.modules for p in module.parameters()}
         return sum(p.numel() * p.element_size() for p in parameters.values())

@@ -1,5 +1,6 @@
 """The question: an Experiment, read from TOML, written back, checked as a whole."""
 
+import math
 import tomllib
 from pathlib import Path
 from types import NoneType, UnionType
@@ -91,7 +92,9 @@ class Experiment(Spec, frozen=True, kw_only=True):
         total, parts = workload.global_batch_for(workers), kind.replicas * kind.microbatches
         problem = f"a global batch of {total} does not divide into {parts} equal parts."
         even = parts * (total // parts or 1)
-        require(total % parts == 0, where, problem, f"write global_batch = {even}.")
+        each = parts // math.gcd(parts, workers)
+        fix = f"write global_batch = {even}, or for batch a multiple of {each}."
+        require(total % parts == 0, where, problem, fix)
         unlike = {
             "accumulate": (workload.accumulate > 1, "microbatches accumulate already"),
             "compile": (workload.compile, "the stages are cut from the model as it is"),

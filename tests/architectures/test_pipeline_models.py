@@ -146,6 +146,20 @@ def test_layers_that_see_more_than_a_sample_are_found(layer, sees_batch):
     assert any(one.sees_batch for one in measured(build)) == sees_batch
 
 
+class Detaches(nn.Module):
+    def forward(self, features):
+        return features.detach()
+
+
+def test_who_hands_no_gradient_back_is_among_those_named():
+    def build() -> nn.Module:
+        layers = nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), Detaches()
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(8, 10))
+
+    with pytest.raises(SpecError, match="3 to 5 hands no gradient back"):
+        measured(build)
+
+
 def test_a_measured_model_keeps_its_random_numbers():
     torch.manual_seed(1)
     state = torch.get_rng_state()

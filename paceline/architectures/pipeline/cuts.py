@@ -153,7 +153,7 @@ def _decide(
         starts=[stage[0].start for stage in stages],
         seconds=[sum(one.cost.seconds for one in stage) for stage in stages],
         shapes=[stage[-1].shape for stage in stages],
-        sees_batch=[built.units[one.start].name for one in measured if one.sees_batch],
+        sees_batch=[built.units[one.start].words for one in measured if one.sees_batch],
         is_whole=built.deferred.is_whole,
         is_compared=compared is not None,
     )

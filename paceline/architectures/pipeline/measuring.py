@@ -134,7 +134,8 @@ def _cost(
         taken.append(time.perf_counter() - began)
         kept = sum(size for place, size in sizes.items() if place not in weights)
         if given.requires_grad and given.grad is None:
-            problem = f"{units[0].name} hands no gradient back, so what is before it never learns."
+            who = ", ".join(unit.words for unit in units)
+            problem = f"{who} hands no gradient back, so what is before it never learns."
             raise SpecError(WHERE, problem, "use single, or leave these layers out.")
     size = sum(unit.parameter_bytes for unit in units)
     return UnitCost(seconds=min(taken), parameter_bytes=size, activation_bytes=kept)
