@@ -9,6 +9,7 @@ else is understood.
 """
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -37,18 +38,30 @@ _MOST_REPEATS = 200
 _SUSTAINED_SECONDS = 0.02
 _LARGEST_STREAM_BYTES = 1 << 24
 _DEADLINE_SECONDS = 120.0
+_PROVING_SECONDS = 5.0
+_STRANGERS = 64
+"""So many at once may be about to show that they know the key."""
+_AGAIN_SECONDS = 0.1
+_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+"""Why a call cannot be taken now, and the next one may be."""
 _LENGTH = struct.Struct("!I")
 _LARGEST_MESSAGE = 1 << 20
 
 
 def serve(listener: socket.socket, key: str) -> None:
-    """Answer askers one after another until the listener is closed."""
+    """Answer askers, each in a thread, until the listener is closed."""
+    room = threading.BoundedSemaphore(_STRANGERS)
     while True:
+        room.acquire()
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=_answer, args=(connection, key), daemon=True).start()
+        except OSError as error:
+            room.release()
+            if error.errno not in _FOR_NOW:
+                return
+            time.sleep(_AGAIN_SECONDS)
+            continue
+        threading.Thread(target=_answer, args=(connection, key, room), daemon=True).start()
 
 
 def ask(address: tuple[str, int], request: dict[str, Any], key: str) -> dict[str, Any]:
@@ -134,11 +147,15 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port) if port else DEFAULT_PORT
 
 
-def _answer(connection: socket.socket, key: str) -> None:
+def _answer(connection: socket.socket, key: str, room: threading.BoundedSemaphore) -> None:
     # A stranger, or an asker that hung up, ends this connection and nothing else.
     with connection, contextlib.suppress(OSError, ExchangeError):
+        try:
+            connection.settimeout(_PROVING_SECONDS)
+            _challenge(connection, key)
+        finally:
+            room.release()
         connection.settimeout(_DEADLINE_SECONDS)
-        _challenge(connection, key)
         request = _receive(connection)
         try:
             if request.get("verb") == "echo":
@@ -248,7 +265,7 @@ def _challenge(connection: socket.socket, key: str) -> None:
     nonce = os.urandom(16).hex()
     _send(connection, {"nonce": nonce})
     proof = str(_receive(connection).get("proof", ""))
-    welcome = hmac.compare_digest(proof, _proof(key, nonce))
+    welcome = hmac.compare_digest(proof.encode("utf-8", "replace"), _proof(key, nonce).encode())
     _send(connection, {"welcome": welcome})
     if not welcome:
         raise ExchangeError("a stranger asked")
@@ -273,7 +290,7 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
     _fill(connection, memoryview(body))
     try:
         message = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ExchangeError("a message is not JSON") from None
     if not isinstance(message, dict):
         raise ExchangeError("a message is not an object")

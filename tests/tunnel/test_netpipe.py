@@ -1,5 +1,6 @@
 """The curve of latency and bandwidth, between processes and between emulated hosts."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -38,10 +39,30 @@ def test_a_stranger_is_refused(agent):
         netpipe.measure(agent, SIZES, "guess")
 
 
-def test_nonsense_does_not_end_an_agent(agent):
-    with socket.create_connection(agent) as stranger:
-        stranger.sendall(b"\xff" * 64)
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff" * 64, '{"proof": "\u00e4"}'.encode(), b"[" * 100_000, b'{"proof": "\\ud800"}'],
+    ids=["bytes", "no ASCII", "nested", "half a character"],
+)
+def test_nonsense_does_not_end_an_agent(agent, body, monkeypatch):
+    ended: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    with socket.create_connection(agent) as stranger, stranger.makefile("rb") as answers:
+        stranger.sendall(len(body).to_bytes(4, "big") + body)
+        stranger.shutdown(socket.SHUT_WR)
+        answers.read()
     assert netpipe.ask(agent, {"verb": "hello"}, "secret")["pid"]
+    assert not ended
+
+
+def test_a_crowd_that_says_nothing_gets_so_many_threads_and_no_more(agent, monkeypatch):
+    monkeypatch.setattr(netpipe, "_PROVING_SECONDS", 0.2)
+    before = threading.active_count()
+    with contextlib.ExitStack() as crowd:
+        for _ in range(100):
+            crowd.enter_context(socket.create_connection(agent))
+        assert threading.active_count() <= before + netpipe._STRANGERS
+        assert netpipe.ask(agent, {"verb": "hello"}, "secret")["pid"]
 
 
 def test_an_agent_asked_for_a_peer_that_is_not_there_says_so(agent):
