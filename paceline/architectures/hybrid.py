@@ -25,9 +25,7 @@ from paceline.architectures.server.exchange.plan import Exchanged
 from paceline.architectures.server.exchange.setup import Meeting
 from paceline.errors import SpecError
 from paceline.launch import Identity
-
-BUCKET_BYTES = 4 << 20
-"""Small enough that summing starts early in backward, large enough that flags cost nothing."""
+from paceline.protocol.buckets import HYBRID_BUCKET_BYTES as BUCKET_BYTES
 
 
 class HybridArchitecture(BucketedArchitecture):

@@ -16,11 +16,10 @@ from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
 from paceline.protocol.actions import AllReduce
-from paceline.protocol.buckets import filled
+from paceline.protocol.buckets import HYBRID_BUCKET_BYTES, filled
 from paceline.protocol.collectives import AverageMachine, Made, Reduced, RingMachine, Trained
 from paceline.units import format_bytes
 
-HYBRID_BUCKET_BYTES = 4 << 20
 PHASES = 5
 NOTICED = 0.03
 """Waiting for less of a step than this is not what limits."""
@@ -204,10 +203,12 @@ def buckets(
 def _bucket_bytes(kind: spec.Architecture, stack: Stack) -> tuple[int, int]:
     """At how many bytes the first bucket leaves, and any other."""
     if isinstance(kind, spec.Hybrid):
-        return HYBRID_BUCKET_BYTES, HYBRID_BUCKET_BYTES
-    if isinstance(kind, spec.Ring) and kind.bucket_bytes is not None:
-        return kind.bucket_bytes, kind.bucket_bytes
-    return stack.first_bucket_bytes, stack.bucket_bytes
+        size = HYBRID_BUCKET_BYTES
+    elif isinstance(kind, spec.Ring) and kind.bucket_bytes is not None:
+        size = kind.bucket_bytes
+    else:
+        size = stack.bucket_bytes
+    return min(stack.first_bucket_bytes, size), size
 
 
 def _in_cycles(

@@ -2,6 +2,10 @@
 
 from collections.abc import Hashable, Iterable, Iterator
 
+HYBRID_BUCKET_BYTES = 4 << 20
+"""Small enough that summing in a host starts early in backward, large enough that flags cost
+nothing."""
+
 
 def filled(
     sizes: Iterable[tuple[int, Hashable]], first_bytes: int, bucket_bytes: int
