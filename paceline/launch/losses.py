@@ -60,7 +60,8 @@ class Losses:
                 is_worker = one.name.startswith("worker") and "worker0" not in self._let_be
                 newcomer = next(self._newcomers, None) if is_worker else None
                 instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
-                self._say(f"{how}; {len(workers)} workers go on without it{instead}")
+                left = f"{len(workers)} workers go" if len(workers) > 1 else "1 worker goes"
+                self._say(f"{how}; {left} on without it{instead}")
                 self.to_start += [] if newcomer is None else [newcomer]
             return []
         return news if any(map(_has_own_reason, news)) else [*self._newest(failed, news), *news]

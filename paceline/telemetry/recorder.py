@@ -115,7 +115,7 @@ class Recorder:
         part = "its part of that step is left out"
         if samples is not None:
             part = f"{samples} of its samples were not seen"
-        what = what or f"{part}, and {survivors} share the batch from then on"
+        what = what or f"{part}, and {survivors} the batch from then on"
         event = Event(
             time_seconds=time.monotonic() / self._dilation,
             member=name,

@@ -420,7 +420,8 @@ class Session:
         if self.recorder is not None and self.speaks_for_all:
             for rank in lost:
                 since, _ = self._left_out.get(rank, (self.step, 0))
-                others = f"the other {len(members)}"
+                others = f"the other {len(members)} share"
+                others = others if len(members) > 1 else "the last one computes"
                 self.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
             for rank in come:
                 text = f"worker{rank} joined after step {self.step}"
