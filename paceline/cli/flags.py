@@ -81,7 +81,7 @@ def numbers(text: str | None, where: str) -> list[int] | None:
     return [int(word) for word in found]
 
 
-NOT_ZERO = ("batch", "global_batch", "steps", "epochs", "one_device", "threads")
+NOT_ZERO = ("batch", "global_batch", "steps", "epochs", "one_device")
 """In a file 0 means "left out"; who writes a flag means something."""
 
 NOT_EMPTY = (
