@@ -50,8 +50,9 @@ def parse_seconds(text: str, where: str) -> float:
     amount, unit = _split(text)
     if amount >= 0 and unit in SECONDS:
         return amount * SECONDS[unit]
-    problem = f'"{text}" is not a time of zero or more with its unit.'
-    raise SpecError(where, problem, 'write it as "50us", "20ms" or "3s".')
+    raise SpecError(
+        where, f'time "{text}" has no known unit.', 'write it as "50us", "20ms" or "3s".'
+    )
 
 
 def format_bandwidth(bits_per_second: float) -> str:

@@ -26,9 +26,7 @@ def command(
         str, typer.Option(help="float32, tf32, or bfloat16 by autocast.")
     ] = "float32",
     layout: Annotated[str, typer.Option(help="channels-first or channels-last.")] = "channels-last",
-    shape: Annotated[
-        str | None, typer.Option(help="One sample, such as 3x32x32; the model's own.")
-    ] = None,
+    shape: Annotated[str, typer.Option(help="One sample, such as 3x32x32; the model's own.")] = "",
     threads: Annotated[int | None, typer.Option(help="Compute threads on a CPU.")] = None,
     repeats: Annotated[int, typer.Option(help="Steps of which the median counts.")] = 15,
     name: Annotated[str | None, typer.Option(help="What to call the device.")] = None,
@@ -83,7 +81,7 @@ def _measure(
     device: str,
     precision: str,
     layout: str,
-    shape: str | None,
+    shape: str,
     threads: int | None,
     repeats: int,
     name: str | None,
@@ -103,7 +101,7 @@ def _measure(
         raise MissingError(problem, "leave --device out to profile the CPU.")
     described = models.info(model)
     try:
-        given = None if shape is None else tuple(int(part) for part in shape.split("x"))
+        given = tuple(int(part) for part in shape.split("x")) if shape else None
         if given is not None and not (min(given) >= 1 and math.prod(given) * batch <= LARGEST):
             raise ValueError
     except ValueError:

@@ -17,9 +17,7 @@ def command(
     names: Annotated[
         list[str] | None, typer.Argument(help="Experiments, as --list names them; p2 for all P2.")
     ] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="Every experiment, or those named.")
-    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Every experiment, and stop.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small: minutes on two cores.")] = False,
     on: Annotated[
         str | None, typer.Option(help="Another engine than the experiment's own: predict.")
@@ -39,7 +37,7 @@ def command(
     from paceline.errors import SpecError
 
     if listing:
-        reproducing.show_list(papers.find(names) if names else papers.load_all(), json)
+        reproducing.show_list(papers.load_all(), json)
         return
     if not names:
         raise SpecError("reproduce", "no experiment is named.", "see `paceline reproduce --list`.")
