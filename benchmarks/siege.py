@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,19 @@ STRANGERS = 4
 GROWTH_BYTES = 30 << 20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def asked(about: str | None, names: Collection[str]) -> argparse.Namespace:
+    """What the command line wants of a siege of these."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else "")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--messages", type=int, default=100_000, help="to each port")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=list(JOBS), choices=JOBS)
+    parser.add_argument("--only", nargs="+", default=list(names), choices=names)
     parser.add_argument("--ports", nargs="+", help="these only, to part a long siege")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = asked(__doc__, JOBS)
     rows = [row for name in given.only for row in _besieged(name, given)]
     result = {"rows": rows, "checks": [check for row in rows for check in checks(row)]}
     if given.json:

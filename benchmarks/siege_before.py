@@ -9,7 +9,6 @@ only. The last member stays away until strangers have sent so many malformed mes
 Checked: nobody ends or grows, and then members find each other as if they had been alone.
 """
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -26,7 +25,7 @@ from typing import Any
 import msgspec
 import psutil
 from besieged import GROWTH_FILES, QUIET_SECONDS
-from siege import GROWTH_BYTES, attack
+from siege import GROWTH_BYTES, asked, attack
 from strangers import Port
 
 from paceline.launch import Identity
@@ -40,13 +39,7 @@ MEMBERS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--messages", type=int, default=100_000, help="to each port")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=list(SIEGES), choices=SIEGES)
-    parser.add_argument("--ports", nargs="+", help="these only, to part a long siege")
-    given = parser.parse_args()
+    given = asked(__doc__, SIEGES)
     rows = []
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:

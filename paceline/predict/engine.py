@@ -67,12 +67,10 @@ def _note(folder: RunFolder, text: str) -> None:
 def _write_members(
     folder: RunFolder, experiment: spec.Experiment, outcome: Outcome, steps: int
 ) -> None:
-    workers, servers = experiment.cluster.workers, experiment.num_servers
-    for role, count in (("worker", workers), ("server", servers)):
-        for index in range(min(count, WRITTEN_MEMBERS)):
+    for role in ("worker", "server"):
+        for index, (sent, received) in enumerate(_traffic(experiment, role)[:WRITTEN_MEMBERS]):
             name = f"{role}{index}"
             host = _host(experiment, role, index)
-            sent, received = _traffic(experiment, role, index)
             member = record.Member(
                 name=name,
                 role=role,
@@ -86,7 +84,7 @@ def _write_members(
             _write_series(folder, name, pace, steps, (sent, received))
             if role == "worker":
                 _write_steps(folder, experiment, name, pace, steps)
-    left = max(0, workers - WRITTEN_MEMBERS)
+    left = max(0, experiment.cluster.workers - WRITTEN_MEMBERS)
     if left:
         _note(folder, f"{left} more workers behave like these and have no files of their own")
 
@@ -104,13 +102,19 @@ def _pace_of(outcome: Outcome, worker: int) -> Pace:
     return _typical(outcome)
 
 
-def _traffic(experiment: spec.Experiment, role: str, index: int) -> tuple[int, int]:
-    """Bytes a member sends and receives in a step, by the closed forms of its architecture."""
+def _traffic(experiment: spec.Experiment, role: str) -> list[tuple[int, int]]:
+    """Bytes that each member of a role sends and receives in a step."""
+    if isinstance(experiment.architecture, spec.Pipeline) and role == "worker":
+        return moved_bytes(experiment)
+    count = experiment.cluster.workers if role == "worker" else experiment.num_servers
+    return [_traffic_of_one(experiment, role)] * count if count else []
+
+
+def _traffic_of_one(experiment: spec.Experiment, role: str) -> tuple[int, int]:
+    """By the closed forms of its architecture, in which all of a role are alike."""
     workers, servers = experiment.cluster.workers, experiment.num_servers
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
-    if isinstance(kind, spec.Pipeline):
-        return moved_bytes(experiment, index)
     ring = round(2 * (workers - 1) / workers * size)
     if not has_servers(kind):
         every = kind.every if isinstance(kind, spec.Average) else 1
@@ -123,15 +127,6 @@ def _traffic(experiment: spec.Experiment, role: str, index: int) -> tuple[int, i
         return round(whole), round(pushed * whole)
     away, served = (1 - inside) * size, (workers - 1) * inside * size
     return round(pushed * away + served), round(away + pushed * served)
-
-
-def _sent_by_all(experiment: spec.Experiment) -> int:
-    """Bytes of a step: workers of a pipeline differ, others of one role are alike."""
-    workers, servers = experiment.cluster.workers, experiment.num_servers
-    if isinstance(experiment.architecture, spec.Pipeline):
-        return sum(_traffic(experiment, "worker", index)[0] for index in range(workers))
-    sent = workers * _traffic(experiment, "worker", 0)[0]
-    return sent + (servers * _traffic(experiment, "server", 0)[0] if servers else 0)
 
 
 def _write_series(
@@ -195,7 +190,8 @@ def _summary(
     seconds = outcome.step_seconds
     summary.step_seconds = record.StepSeconds(median=seconds, p95=seconds, jitter=0.0)
     summary.breakdown_seconds = outcome.phases
-    summary.bytes_per_step = float(_sent_by_all(experiment))
+    sent = [sent for role in ("worker", "server") for sent, _ in _traffic(experiment, role)]
+    summary.bytes_per_step = float(sum(sent))
     summary.interval = {"low": found.low, "high": found.high}
     summary.limited_by = found.limit
     notes = [event.text for event in folder.events() if event.kind == "note"]

@@ -197,25 +197,25 @@ def _pace(load: Work, phases: Mapping[str, float], step: float) -> Pace:
     return Pace(workers=1, step_seconds=step, phases=own)
 
 
-def moved_bytes(experiment: spec.Experiment, worker: int) -> tuple[int, int]:
-    """What a worker sends and receives in a step: activations one way, their gradients the other,
-    and its part of the sums between pipelines."""
+def moved_bytes(experiment: spec.Experiment) -> list[tuple[int, int]]:
+    """What each worker sends and receives in a step: activations one way, their gradients the
+    other, and its part of the sums between pipelines."""
     options, topology = experiment.architecture, topology_of(experiment)
     assert isinstance(options, spec.Pipeline)
     pipe = pipe_of(options, topology.workers)
     constants = expected(find_stack(experiment.prediction.stack))
     stages = stages_of(experiment, options, pipe, topology.computing[0], constants)
-    place, summed = worker % pipe.workers, 2 * (options.replicas - 1) / options.replicas
-    sent = received = 0.0
+    summed = 2 * (options.replicas - 1) / options.replicas
+    moved = [0.0] * pipe.workers
+    """Each way: as much comes back as is handed on."""
     for number, stage in enumerate(stages):
         owner = pipe.owner(number)
+        moved[owner] += summed * stage.parameter_bytes
         after = pipe.owner(number + 1) if number + 1 < pipe.stages else owner
-        if owner == place:
-            sent, received = (total + summed * stage.parameter_bytes for total in (sent, received))
-        if place in (owner, after) and owner != after:  # as much comes back as is handed on
-            sent += pipe.microbatches * stage.handed_bytes
-            received += pipe.microbatches * stage.handed_bytes
-    return round(sent), round(received)
+        if owner != after:
+            for place in (owner, after):
+                moved[place] += pipe.microbatches * stage.handed_bytes
+    return [(round(size), round(size)) for size in moved] * options.replicas
 
 
 def pipe_of(options: spec.Pipeline, workers: int) -> Pipe:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import spec
 from paceline.architectures.server.exchange import device as devices
 from paceline.architectures.server.exchange import device_memory, setup
 from paceline.architectures.server.exchange.carriers import Local
@@ -19,6 +18,7 @@ from paceline.testing import run_members
 from paceline.wire import Segment, Ticket
 from tests.architectures.test_server import clipped, save_and_resume
 from tests.architectures.test_server_device import SlowLane
+from tests.architectures.test_server_seats import run
 from tests.curves import largest_difference, loss_curve, whole
 
 TIMEOUT_SECONDS = 100.0
@@ -56,17 +56,6 @@ def on_device(session, function, *arguments):
     assert not exchange.is_apart
     assert not any(isinstance(way, Local) for way in exchange.worker.carriers)
     return found
-
-
-def run(function, *arguments, workers, text=""):
-    architecture = spec.parse_architecture(f"server:device=cuda,placement=colocated,{text}")
-    return run_members(
-        function,
-        *arguments,
-        workers=workers,
-        architecture=architecture,
-        timeout_seconds=TIMEOUT_SECONDS,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +102,7 @@ def weights_after_the_end(session):
 
 
 def test_weights_are_the_scripts_own_when_the_exchange_is_closed():
-    for found in run(weights_after_the_end, workers=2):
+    for found in run(weights_after_the_end, workers=2, text=""):
         np.testing.assert_allclose(found, [[1 - 4 * 0.1 * 2] * 3], rtol=1e-6)
 
 

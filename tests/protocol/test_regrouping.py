@@ -229,8 +229,16 @@ def check(world):
 
 
 def run_many(seeds, machine=RegroupMachine):
+    run_each(seeds, lambda seed: World(seed, machine))
+
+
+def run_hosts(seeds, **how):
+    run_each(seeds, lambda seed: HostWorld(seed, **how))
+
+
+def run_each(seeds, make):
     for seed in seeds:
-        world = World(seed, machine)
+        world = make(seed)
         try:
             world.run()
             check(world)
@@ -240,16 +248,6 @@ def run_many(seeds, machine=RegroupMachine):
 
 def test_who_is_left_has_made_the_same_turns_each_once():
     run_many(range(4000))
-
-
-def run_hosts(seeds, **how):
-    for seed in seeds:
-        world = HostWorld(seed, **how)
-        try:
-            world.run()
-            check(world)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 def test_hosts_that_lose_members_and_leaders_make_the_same_turns_each_once():
