@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "paceline"
@@ -75,6 +76,18 @@ def test_help_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip().endswith("False")
+
+
+def test_a_verb_is_one_file():
+    """Whatever else is in `cli/` serves several."""
+    cli = PACKAGE / "cli"
+    beside = {p.stem for p in cli.glob("*.py")} - {*VERBS, "main", "__init__"}
+    users = dict.fromkeys(beside, 0)
+    for path in cli.glob("*.py"):
+        words = set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+        for name in beside - {path.stem}:
+            users[name] += name in words
+    assert min(users.values()) >= 2, users
 
 
 def test_public_names_are_sorted_and_exist():

@@ -58,7 +58,7 @@ def command(
     from paceline import spec
     from paceline.bench import grid
     from paceline.bench.compare import QUESTION, ComparisonFolder
-    from paceline.cli import comparing, console, training
+    from paceline.cli import console, job, tables
     from paceline.errors import SpecError
 
     texts = {"architectures": architectures, "peers": peers, "model": model, "data": data}
@@ -75,7 +75,7 @@ def command(
         if not (resume / QUESTION).is_file():
             problem = f"{resume} is not a comparison's folder: it has no {QUESTION}."
             raise SpecError("--resume", problem, "name one that `paceline compare` made.")
-        comparing.run(ComparisonFolder.open(resume), pythons, json=json, verbose=verbose, page=page)
+        tables.run(ComparisonFolder.open(resume), pythons, json=json, verbose=verbose, page=page)
         return
     base = spec.load_comparison(file) if file else spec.Comparison(experiment=spec.Experiment())
     base = base.quickly() if quick else base
@@ -103,7 +103,7 @@ def command(
         "check_training": check,
     }
     comparison = spec.vary(base, fields, axes)
-    comparing.check(comparison)
+    tables.check(comparison)
     engines = comparison.compare.engines or (comparison.experiment.engine,)
     for flag, given in {"--link": link, "--device": device}.items():
         if given is not None and set(engines) == {"here"}:
@@ -111,7 +111,7 @@ def command(
             raise SpecError(flag, problem, "leave it out, or add --on tunnel.")
     for cell in grid.cells(comparison):
         if cell.refused is None:
-            training.check_applies(cell.experiment)
+            job.check_applies(cell.experiment)
     if file is None and not (architectures or peers):
         fix = "name --architectures or --peers, or a file with a [compare] table."
         raise SpecError("compare", "there is nothing to compare.", fix)
@@ -120,7 +120,7 @@ def command(
         return
     path = console.new_run_path(f"compare-{comparison.name}", out)
     folder = ComparisonFolder.create(path, comparison)
-    comparing.run(folder, pythons, json=json, verbose=verbose, page=page)
+    tables.run(folder, pythons, json=json, verbose=verbose, page=page)
 
 
 def _architectures(text: str | None) -> list[str] | None:

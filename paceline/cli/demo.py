@@ -24,7 +24,7 @@ def command(
 
     from paceline import bench, spec
     from paceline.bench.compare import ComparisonFolder
-    from paceline.cli import comparing, console
+    from paceline.cli import console, tables
     from paceline.errors import MissingError, SpecError
     from paceline.tunnel.namespaces import require_rights
 
@@ -46,4 +46,4 @@ def command(
         short = tuple({**grid, "steps": steps} for grid in demo.more)
         demo = spec.vary(msgspec.structs.replace(demo, more=short), {"steps": steps}, {})
     folder = ComparisonFolder.create(console.new_run_path("demo", out), demo)
-    comparing.run(folder, {}, json=json)
+    tables.run(folder, {}, json=json)

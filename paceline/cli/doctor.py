@@ -1,5 +1,8 @@
 """`paceline doctor`: what would keep a job from working, found before step 1, with the fix."""
 
+import os
+import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,9 +10,12 @@ import typer
 from paceline.cli import flags
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from rich.table import Table
 
-    from paceline.launch.doctor import Examination, Finding
+    from paceline.launch import Identity
+    from paceline.launch.doctor import Examination, Facts, Finding
 
 SETTINGS = {
     "epilog": "Examples: paceline doctor · mpirun -n 4 paceline doctor · "
@@ -30,7 +36,7 @@ def command(
     json: flags.Json = False,
 ) -> None:
     """Examine this host, or all members: network, clocks, versions, cores, memory, rights."""
-    from paceline.cli import checkup, console
+    from paceline.cli import console
     from paceline.errors import SpecError, suggest
     from paceline.launch import parse_container
     from paceline.launch.doctor import Needs, findings
@@ -50,7 +56,7 @@ def command(
         raise SpecError("--port", f"{port} is not a port.", "write one from 1 to 65535.")
     asked = [name.strip() for name in hosts.split(",") if name.strip()]
     seconds = parse_seconds(deadline, "--deadline")
-    identity, examination = checkup.examine(workers, asked, port, seconds)
+    identity, examination = _examine(workers, asked, port, seconds)
     found = findings(examination, needs)
     healthy = not any(finding.severity == "error" for finding in found)
     if identity.index == 0:
@@ -60,6 +66,103 @@ def command(
             _print(examination, found)
     if not healthy:
         raise typer.Exit(1)
+
+
+def _examine(
+    workers: int, asked_hosts: "Sequence[str]", port: int, deadline_seconds: float
+) -> "tuple[Identity, Examination]":
+    """Who this process is among the members, and what they found."""
+    import msgspec
+
+    from paceline.launch import Identity, doctor, hosts, identify, meet
+
+    if asked_hosts:
+        identity = hosts.from_hosts(asked_hosts, port, os.environ)
+    else:
+        identity = identify(os.environ)
+    if identity.launcher == "none" and workers > 1:
+        return Identity(), _examine_here(workers, deadline_seconds)
+    if identity.coordinator and not identity.on_one_host and not identity.key:
+        # Nothing is told that is secret; a job that trains does not start without a key.
+        identity = msgspec.structs.replace(identity, key="examination")
+    identity = meet(identity, os.environ, deadline_seconds)
+    with _listening(identity) as (known, listener):
+        examination = doctor.examine(
+            known, _facts(known), listener=listener, deadline_seconds=deadline_seconds
+        )
+    return identity, examination
+
+
+def _facts(identity: "Identity") -> "Facts":
+    from paceline.launch import doctor
+    from paceline.launch.containers import ENGINES
+    from paceline.tunnel.namespaces import missing_rights
+
+    rights = missing_rights()
+    return doctor.gather(identity, os.environ, missing_rights=rights, engines=tuple(ENGINES))
+
+
+def _examine_here(workers: int, deadline_seconds: float) -> "Examination":
+    """Members of this host as threads: there is nothing between them but loopback."""
+    import secrets
+    from concurrent.futures import ThreadPoolExecutor
+
+    from paceline.launch import Identity, doctor
+
+    key = secrets.token_hex(32)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(workers) as pool:
+        members = [
+            Identity(
+                index=index,
+                workers=workers,
+                host=socket.gethostname(),
+                coordinator=f"127.0.0.1:{listener.getsockname()[1]}",
+                local_index=index,
+                local_members=workers,
+                key=key,
+            )
+            for index in range(workers)
+        ]
+        running = [
+            pool.submit(
+                doctor.examine,
+                member,
+                _facts(member),
+                listener=listener if member.index == 0 else None,
+                deadline_seconds=deadline_seconds,
+            )
+            for member in members
+        ]
+        first, *_ = [future.result() for future in running]
+        return first
+
+
+@contextmanager
+def _listening(identity: "Identity") -> "Iterator[tuple[Identity, socket.socket | None]]":
+    """The identity with member 0's address, and on member 0 the socket that listens there."""
+    if identity.members == 1:
+        yield identity, None
+    elif identity.store_is_kept:
+        from paceline.training.checkup import listening_beside_store
+
+        with listening_beside_store(identity) as known:
+            yield known
+    elif identity.index != 0:
+        yield identity, None
+    elif identity.coordinator_descriptor >= 0:
+        with socket.socket(fileno=os.dup(identity.coordinator_descriptor)) as listener:
+            yield identity, listener
+    else:
+        from paceline.errors import MissingError
+
+        port = int(identity.coordinator.rpartition(":")[2])
+        try:
+            listener = socket.create_server(("", port))
+        except OSError as error:
+            problem = f"worker0 cannot listen on port {port} of {identity.host}: {error.strerror}."
+            raise MissingError(problem, "name another: PACELINE_COORDINATOR or --port.") from None
+        with listener:
+            yield identity, listener
 
 
 def _answer(examination: "Examination", found: "list[Finding]", healthy: bool) -> dict[str, object]:

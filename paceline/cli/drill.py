@@ -53,7 +53,7 @@ def command(
 ) -> None:
     """Run a workload undisturbed and with faults, and score how it recovers."""
     from paceline import engines, spec
-    from paceline.cli import console, training
+    from paceline.cli import console, job
 
     base = spec.load(file) if file else spec.Experiment()
     asked = flags.experiment(
@@ -81,8 +81,8 @@ def command(
         *(spec.parse_fault("cut", text) for text in cut or ()),
         *(spec.parse_fault("slow", text) for text in slow or ()),
     ]
-    training.check_applies(asked)
-    asked = _disturbed(training.resolved(asked), faults, restarts)
+    job.check_applies(asked)
+    asked = _disturbed(job.resolved(asked), faults, restarts)
     engines.check(asked)
     if dry_run:
         console.print_question(asked, json=json)
@@ -116,13 +116,13 @@ def _run(disturbed: "spec.Experiment", out: Path) -> "Score":
     """Both runs, into folders inside `out`."""
     from paceline import spec
     from paceline.bench.drill import score
-    from paceline.cli import console, training
+    from paceline.cli import console, job
 
     undisturbed = spec.replace(disturbed, faults=(), restarts=0)
     folders = []
     for name, experiment in (("undisturbed", undisturbed), ("disturbed", disturbed)):
         console.err.print(f"{name}:")
-        folders.append(training.measure(experiment, out / name))
+        folders.append(job.measure(experiment, out / name))
     console.err.print(f"recorded in {out}", soft_wrap=True, markup=False)
     return score(*folders)
 

@@ -49,12 +49,12 @@ def command(
 def _page(folders: list[Path], target: Path) -> Path:
     from paceline import report
     from paceline.bench.compare import QUESTION, ComparisonFolder
-    from paceline.cli import comparing
+    from paceline.cli import tables
 
     if len(folders) > 1 or not (folders[0] / QUESTION).is_file():
         return report.write_runs(_runs(folders), target)
     folder = ComparisonFolder.open(folders[0])
-    return comparing.write_page(folder, folder.table(), target)
+    return tables.write_page(folder, folder.table(), target)
 
 
 def _runs(folders: list[Path]) -> "list[RunFolder]":

@@ -8,7 +8,9 @@ import typer
 from paceline.cli import flags
 
 if TYPE_CHECKING:
-    from paceline.spec import Comparison
+    from collections.abc import Mapping, Sequence
+
+    from paceline.spec import Comparison, Paper
 
 SETTINGS = {"epilog": "Example: paceline reproduce p1-fig8 --quick"}
 
@@ -33,11 +35,11 @@ def command(
     """Run a paper's experiment and redraw its figure from our own measurements."""
     from paceline import spec
     from paceline.bench import papers
-    from paceline.cli import console, reproducing
+    from paceline.cli import console
     from paceline.errors import SpecError
 
     if listing:
-        reproducing.show_list(papers.load_all(), json)
+        _show_list(papers.load_all(), json)
         return
     if not names:
         raise SpecError("reproduce", "no experiment is named.", "see `paceline reproduce --list`.")
@@ -51,14 +53,14 @@ def command(
         flags.refuse_nothing("peers", peers)
         chosen = [spec.vary(preset, {}, {"peers": flags.words(peers)}) for preset in chosen]
     for comparison in chosen:
-        reproducing.check(comparison)
+        _check(comparison)
     if dry_run:
         for comparison in chosen:
             console.print_question(comparison, json=json)
         return
     for comparison in chosen:
         path = console.new_run_path(comparison.name, out / comparison.name if out else None)
-        reproducing.run(comparison, path, pythons, json=json, verbose=verbose)
+        _run(comparison, path, pythons, json=json, verbose=verbose)
 
 
 def _on(preset: "Comparison", engine: str) -> "Comparison":
@@ -97,3 +99,101 @@ def _sized(preset: "Comparison", quick: bool, data_dir: str | None) -> "Comparis
     note = f"The samples are {instead} in place of {data}: --data-dir names real copies."
     paper = msgspec.structs.replace(sized.paper, differs=(*sized.paper.differs, note))
     return msgspec.structs.replace(spec.vary(sized, {"data": instead}, {}), paper=paper)
+
+
+def _show_list(presets: "Sequence[Comparison]", json: bool) -> None:
+    """Every experiment with its figure and what differs from the paper."""
+    import msgspec
+    from rich import box
+    from rich.table import Table
+
+    from paceline.cli import console
+
+    if json:
+        console.print_json(
+            [
+                {
+                    "name": preset.name,
+                    **msgspec.to_builtins(preset.paper),
+                    "engine": _engine(preset),
+                }
+                for preset in presets
+            ]
+        )
+        return
+    listed = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "paper", "figure", "shows", "runs"):
+        listed.add_column(heading, overflow="fold")
+    for preset in presets:
+        paper = _paper(preset)
+        listed.add_row(preset.name, paper.paper, paper.figure, paper.title, _engine(preset))
+    console.out.print(listed)
+    console.out.print("`paceline reproduce NAME --quick` runs one in minutes.", markup=False)
+
+
+def _check(comparison: "Comparison") -> None:
+    """Raise for what cannot be run, before anything is."""
+    from paceline.cli import tables
+    from paceline.errors import SpecError
+
+    if _paper(comparison).kind == "net":
+        if comparison.compare.peers:
+            problem = f"{comparison.name} measures the network, where nothing is trained."
+            raise SpecError("--peers", problem, "leave it out.")
+        return
+    tables.check(comparison)
+
+
+def _run(
+    comparison: "Comparison",
+    path: Path,
+    pythons: "Mapping[str, str]",
+    *,
+    json: bool,
+    verbose: bool,
+) -> None:
+    """Measure, print, and leave the page with the figure."""
+    from paceline.bench.compare import ComparisonFolder
+    from paceline.cli import console, tables
+
+    paper = _paper(comparison)
+    console.err.print(f"{paper.paper}, Figure {paper.figure}: {paper.title}", markup=False)
+    for sentence in paper.differs:
+        console.err.print(f"  differs: {sentence}", markup=False)
+    if paper.kind == "net":
+        _run_network(comparison, path, json=json)
+        return
+    folder = ComparisonFolder.create(path, comparison)
+    tables.run(folder, pythons, json=json, verbose=verbose)
+
+
+def _run_network(comparison: "Comparison", path: Path, *, json: bool) -> None:
+    """The curve of `paceline net`, once for each network."""
+    import msgspec
+
+    from paceline import spec
+    from paceline.bench.compare import NETWORK, ComparisonFolder
+    from paceline.cli import console, tables
+    from paceline.tunnel import agents
+    from paceline.tunnel.netpipe import SIZES_BYTES
+
+    links = comparison.compare.links or (comparison.experiment.cluster.link,)
+    sizes = list(SIZES_BYTES)
+    curves = {
+        link: list(agents.tunnel_pairs(2, spec.parse_link(link, "links"), sizes)) for link in links
+    }
+    folder = ComparisonFolder.create(path, comparison)
+    content = msgspec.json.format(msgspec.json.encode(curves), indent=1)
+    (path / NETWORK).write_bytes(content)
+    tables.show_page(folder, folder.table())
+    if json:
+        console.print_json(curves)
+
+
+def _paper(preset: "Comparison") -> "Paper":
+    assert preset.paper is not None, f"{preset.name} has no [paper] table"
+    return preset.paper
+
+
+def _engine(preset: "Comparison") -> str:
+    return ", ".join(preset.compare.engines) or preset.experiment.engine

@@ -66,7 +66,7 @@ def command(
 ) -> None:
     """Run SCRIPT as every worker of a job; the architecture is chosen here, not in the script."""
     from paceline import engines
-    from paceline.cli import console, training
+    from paceline.cli import console, job
 
     changes = {
         "architecture": architecture,
@@ -82,21 +82,21 @@ def command(
     if join is not None:
         beside = {"out": out, "watch": watch, "json": json, "dry-run": dry_run, "on": on}
         given = [name for name, value in {**beside, **changes}.items() if value]
-        training.join(_asked(script, tuple(arguments or ()), module), join, given)
+        job.join(_asked(script, tuple(arguments or ()), module), join, given)
     experiment = flags.experiment(_asked(script, tuple(arguments or ()), module), changes)
     if profile is not None:
         given = [name for name, value in changes.items() if value and name != "threads"]
         _profile(experiment, profile, given, out, json=json)
         return
-    if training.is_member(os.environ):
-        training.run_as_member(experiment)
-    training.check_applies(experiment)
-    experiment = training.resolved(experiment)
+    if job.is_member(os.environ):
+        job.run_as_member(experiment)
+    job.check_applies(experiment)
+    experiment = job.resolved(experiment)
     if dry_run:
         engines.check(experiment)
         console.print_question(experiment, json=json)
         return
-    training.train(experiment, out, json=json, watch=watch)
+    job.train(experiment, out, json=json, watch=watch)
 
 
 def _profile(
@@ -104,7 +104,7 @@ def _profile(
 ) -> None:
     """Let one worker run until enough was seen of its steps."""
     from paceline import spec
-    from paceline.cli import console, training
+    from paceline.cli import console, job
     from paceline.errors import SpecError
     from paceline.spec.profile import load_profile
     from paceline.training.script_profile import VARIABLE
@@ -116,11 +116,11 @@ def _profile(
     if path.suffix != ".json":
         raise SpecError("--profile", f"{path} is not named as a profile.", f"write {path}.json.")
     console.check_target(path, "--profile", may_exist=path.is_file())
-    experiment = training.resolved(spec.replace(experiment, architecture=spec.Single()))
+    experiment = job.resolved(spec.replace(experiment, architecture=spec.Single()))
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     os.environ[VARIABLE] = str(path.absolute())
-    training.train(experiment, out, json=json)
+    job.train(experiment, out, json=json)
     if not path.exists():
         problem = "the script ended before its third step, so that nothing is known of it."
         raise SpecError("--profile", problem, "let it take three steps or more.")

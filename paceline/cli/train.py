@@ -67,11 +67,11 @@ def command(
 ) -> None:
     """Train a built-in workload and measure it."""
     from paceline import engines, spec
-    from paceline.cli import console, training
+    from paceline.cli import console, job
 
     base = spec.load(file) if file else spec.Experiment()
     if workers is None and base.cluster.workers == 1:
-        workers = training.stages_started(architecture, os.environ)
+        workers = job.stages_started(architecture, os.environ)
     experiment = flags.experiment(
         base,
         {
@@ -109,18 +109,18 @@ def command(
             "optimizer": _optimizer(base.workload.optimizer, optimizer, learning_rate),
         },
     )
-    if training.is_member(os.environ):
+    if job.is_member(os.environ):
         if experiment.workload.script is not None:
-            training.run_as_member(experiment)
-        training.train_as_member(experiment, out, json)
+            job.run_as_member(experiment)
+        job.train_as_member(experiment, out, json)
         return
-    training.check_applies(experiment)
-    experiment = training.resolved(experiment)
+    job.check_applies(experiment)
+    experiment = job.resolved(experiment)
     if dry_run:
         engines.check(experiment)
         console.print_question(experiment, json=json)
         return
-    training.train(experiment, out, json=json, watch=watch)
+    job.train(experiment, out, json=json, watch=watch)
 
 
 def _optimizer(base: object, name: str | None, learning_rate: float | None) -> object:

@@ -10,7 +10,7 @@ from torch import nn
 from paceline import record, spec
 from paceline.architectures.partition import UnitCost, cut, in_flight
 from paceline.architectures.pipeline.stage import Stage
-from paceline.cli.training import stages_started
+from paceline.cli.job import stages_started
 from paceline.errors import MemberError, SpecError
 from paceline.models.units import units_of
 from paceline.record import RunFolder

@@ -23,7 +23,7 @@ def nothing_begins(monkeypatch):
 
     for place in (
         "paceline.engines.run",
-        "paceline.cli.comparing.run",
+        "paceline.cli.tables.run",
         "paceline.launch.doctor.examine",
         "paceline.models.profiling.profile",
         "paceline.tunnel.agents.local_pairs",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline import engines, report, spec
-from paceline.cli import comparing, console, training
+from paceline.cli import console, job, tables
 from paceline.cli.main import VERBS, main
 from paceline.models import profiling
 from tests.synthetic import synchronous_run
@@ -111,7 +111,7 @@ def test_a_loss_that_is_no_number_is_said_so(tmp_path):
         tmp_path / "run", losses=lambda step: math.nan if step >= 10 else 2.3
     )
     with console.out.capture() as captured:
-        console.out.print(training.table(run_folder.summary()))
+        console.out.print(job.table(run_folder.summary()))
     assert "2.3000 → not a number from step 10 on" in captured.get()
 
 
@@ -140,8 +140,8 @@ def test_a_comparison_fits_the_terminal_and_cuts_nothing(tmp_path, monkeypatch, 
         )
         row.speedup, row.efficiency, row.trains_like_single = 3.0, 0.75, True
     with console.out.capture() as captured:
-        for grid in comparing.rich_tables(rows):
-            console.out.print(grid)
+        for table in tables.rich_tables(rows):
+            console.out.print(table)
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert captured.get().count("placement=colocated") == 3

@@ -6,7 +6,7 @@ import pytest
 
 from paceline import engines, record, spec
 from paceline.cli import main
-from paceline.cli.training import with_choice
+from paceline.cli.job import with_choice
 from paceline.errors import SpecError
 from paceline.predict.advice import advise, candidates, choose
 from paceline.predict.answer import predict, simulate

@@ -1,4 +1,4 @@
-"""What `compare`, `demo` and `reproduce` share: progress, the table, the page at the end."""
+"""Many runs, as `compare`, `demo` and `reproduce` show them: progress, the table, the page."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from paceline import engines, report, spec
 from paceline.bench import compare, grid
 from paceline.bench.peers import peer, runner
 from paceline.bench.table import Row, Table
-from paceline.cli import console, training
+from paceline.cli import console, job
 from paceline.cli.streams import MemberStreams
 from paceline.errors import SpecError, suggest
 from paceline.record import PHASES
@@ -72,7 +72,7 @@ def check(comparison: spec.Comparison) -> None:
     for cell in grid.cells(comparison):
         if cell.refused is not None:
             continue  # its row says why
-        training.resolved(cell.experiment)
+        job.resolved(cell.experiment)
         if cell.peer:
             runner.adapt(cell.experiment, peer(cell.peer))
         if cell.experiment.engine not in engines.ENGINES:
@@ -125,8 +125,8 @@ def show(table: Table, folder: Path, *, json: bool) -> None:
         return
     timed = [row for row in table.rows if row.samples_per_second is not None]
     if timed:
-        for grid in rich_tables(timed):
-            console.out.print(grid)
+        for part in rich_tables(timed):
+            console.out.print(part)
     for name, versions in {r.architecture: r.versions for r in timed if r.versions}.items():
         shown = ", ".join(f"{package} {version}" for package, version in versions.items())
         console.out.print(f"{name}: {shown}", markup=False)
@@ -150,37 +150,37 @@ MACHINE = ("CPU (cores)", "sent per step", "memory", "jitter", "epoch", "packets
 
 def rich_tables(rows: Sequence[Row]) -> Iterator[RichTable]:
     """Three tables that fit a terminal in place of one that does not."""
-    yield _grid("speed", rows, {name: columns.FIGURES[name] for name in SPEED})
+    yield _fitted("speed", rows, {name: columns.FIGURES[name] for name in SPEED})
     phases = {phase.replace("_", " "): partial(_phase, phase) for phase in PHASES}
-    yield _grid("where a step's time goes", rows, phases)
-    yield _grid("what it takes", rows, {name: columns.FIGURES[name] for name in MACHINE})
+    yield _fitted("where a step's time goes", rows, phases)
+    yield _fitted("what it takes", rows, {name: columns.FIGURES[name] for name in MACHINE})
 
 
-def _grid(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
+def _fitted(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
     """A line per row under a name of its own, with as many of the figures as the terminal holds.
 
     Figures are listed by importance: what does not fit is left out from the end, never cut.
     """
     filled = {name: text for name, text in figures.items() if any(text(row) for row in rows)}
     while True:
-        grid = _filled(title, rows, filled)
+        shown = _filled(title, rows, filled)
         room = console.out.options.update(max_width=MUCH_ROOM)  # else it would promise to shrink
-        needed = Measurement.get(console.out, room, grid).maximum
+        needed = Measurement.get(console.out, room, shown).maximum
         if needed <= console.out.width or len(filled) == 1:
-            return grid
+            return shown
         filled.popitem()
 
 
 def _filled(title: str, rows: Sequence[Row], figures: Mapping[str, Text]) -> RichTable:
     names = labels(rows)
-    grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", no_wrap=True)  # folded already; figures give way, not its words
+    filled = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    filled.add_column("", no_wrap=True)  # folded already; figures give way, not its words
     for name in figures:  # folded headings, so that a terminal holds all figures
-        grid.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+        filled.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
         cells = (_folded(names[row.cell]), *(text(row) for text in figures.values()))
-        grid.add_row(*(escape(cell) for cell in cells))
-    return grid
+        filled.add_row(*(escape(cell) for cell in cells))
+    return filled
 
 
 def _folded(name: str) -> str:

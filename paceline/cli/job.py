@@ -1,4 +1,4 @@
-"""What `train` and `run` share: resolve, run, show."""
+"""One job, as `train`, `run` and `drill` start it: resolve, run, show."""
 
 import os
 import re
