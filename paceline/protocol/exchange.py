@@ -250,6 +250,9 @@ class ExchangeMachine:
                 f"chunk {chunk} has two gradients in step {self.step}; "
                 "call backward once per step, or all but the last time inside no_sync()."
             )
+        if self._made == 0 and self._outstanding:
+            waiting = sorted(self._outstanding)
+            raise ExchangeError(f"step {self.step} begins before the weights of {waiting} came.")
         if self._made == 0 and self._plan.rules.mode == "quorum":
             self.step = min(self._versions)
         push = Push(

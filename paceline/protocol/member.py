@@ -6,14 +6,13 @@ methods of `World`. There are three worlds: real (sockets, memory, torch), the p
 clock, and a test's network.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event, Lost, Send, Work
 from paceline.protocol.messages import Message, Stop
-from paceline.protocol.plan import GATHER_SECONDS
+from paceline.protocol.plan import GATHER_SECONDS, TURN_SECONDS
 from paceline.protocol.seat import SeatMachine
 
 
@@ -82,8 +81,8 @@ class Member:
         if self.worker is not None:
             self._act_for_worker(Lost(member, ended))
 
-    def work(self, until: float = math.inf) -> bool:
-        """Do the most urgent work while there is some and the clock is before `until`.
+    def work(self) -> bool:
+        """Do the most urgent work for `TURN_SECONDS`; what has come meanwhile may be more urgent.
 
         True when none is left. One thing is under way at a time; a world that finishes it later
         calls this again then.
@@ -91,6 +90,7 @@ class Member:
         seat = self.seat
         if seat is None:
             return True
+        until = self._world.now() + TURN_SECONDS if seat.has_work else 0.0
         while self._busy is None and (work := seat.take()) is not None:
             self._busy = work
             self._world.do(work)

@@ -1,7 +1,10 @@
 """Who is in the job, from which step to which; every worker that joins has a new *generation*."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from paceline.protocol.actions import Crew
 
 
 @dataclass(slots=True)
@@ -115,3 +118,27 @@ class Roster:
         ends = [s.until for s in stays if s.until is not None and not s.lost]
         self.first_end = min(ends, default=math.inf)
         """The first step that somebody who finished takes no part in."""
+
+
+class CrewBook:
+    """Who takes a worker's next step: what it was told of others, until that is due."""
+
+    def __init__(self, crew: Iterable[int]) -> None:
+        self.crew = frozenset(crew)
+        self._changes: list[Crew] = []
+
+    @property
+    def leader(self) -> int:
+        """The one that speaks for all: worker 0 while it is there."""
+        return min(self.crew, default=0)
+
+    def hear(self, change: Crew) -> None:
+        self._changes.append(change)
+
+    def begin(self, step: float) -> Iterator[Crew]:
+        """Before a step: every change that holds by then, and `crew` as it is after it."""
+        due = [change for change in self._changes if change.since <= step]
+        self._changes = [change for change in self._changes if change.since > step]
+        for change in due:
+            self.crew = self.crew.union(change.come).difference(change.lost)
+            yield change

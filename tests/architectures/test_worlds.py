@@ -5,7 +5,6 @@ waited for, what is computed is the same in every world. In every mode, what a m
 world was told makes machines of the test decide the same, one by one: nothing else decides.
 """
 
-import math
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -52,9 +51,9 @@ class Heard(Member):
         self.told.append(("lose", (member,), {}))
         super().lose(member)
 
-    def work(self, until=math.inf):
-        self.told.append(("work", (until,), {}))
-        return super().work(until)
+    def work(self):
+        self.told.append(("work", (), {}))
+        return super().work()
 
     def finished(self, work, squared_norms=()):
         self.answers.append(tuple(squared_norms))

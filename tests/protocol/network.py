@@ -31,6 +31,7 @@ from paceline.protocol.actions import (
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
+from paceline.protocol.membership import CrewBook
 from paceline.protocol.messages import (
     Admitted,
     Answer,
@@ -79,9 +80,7 @@ class Trainer:
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
         self.done = False
-        self.news = []
-        self.crew = set() if joins else set(range(self.machine._plan.workers))
-        """What it was told of others, and with whom it shares the step."""
+        self.book = CrewBook(() if joins else range(self.machine._plan.workers))
         self.shared = {}
         """Step -> those with whom it has made it."""
 
@@ -118,17 +117,14 @@ class Trainer:
             return
         if self.machine.generation > 0:
             self.divide()
-        self.shared[self.machine.step] = self.latest = frozenset(self.crew)
+        self.shared[self.machine.step] = self.latest = self.book.crew
         if self.script.get("schedule"):
             self.member.tell(Configured([{"lr": float(self.machine.step)}]))
         self.unmade, self.stepped = set(range(self.chunks)), False
 
     def divide(self):
         """The next step's samples are divided among those who are known to be there by now."""
-        due = [change for change in self.news if change.since <= self.machine.step]
-        self.news = [change for change in self.news if change not in due]
-        for change in due:
-            self.crew = (self.crew | set(change.come)) - set(change.lost)
+        list(self.book.begin(self.machine.step))
 
     def is_last(self):
         """Where workers are waited for all end at the same step; else each makes its own number."""
@@ -289,7 +285,7 @@ class Network:
             case Normed():
                 self.trainers[name].normed = action.step
             case Crew():
-                self.trainers[name].news.append(action)
+                self.trainers[name].book.hear(action)
             case Usable() | KeepCopy() | Rehomed():
                 pass
             case _:

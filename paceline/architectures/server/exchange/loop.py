@@ -35,7 +35,6 @@ from paceline.protocol.actions import (
 )
 from paceline.protocol.member import Member
 from paceline.protocol.messages import Assign, Copy, Handed, Push
-from paceline.protocol.plan import TURN_SECONDS
 from paceline.wire import Parcel, Post
 
 IDLE_SECONDS = 0.2
@@ -111,7 +110,7 @@ class MemberLoop:
                     self._drain(worker)
             while post.lost:  # all that they had sent has been told
                 self._lose(post.lost.popleft())
-            idle = self._member.work(self._arrived + TURN_SECONDS)
+            idle = self._member.work()
             if worker is not None:
                 worker.release()
 

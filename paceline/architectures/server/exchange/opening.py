@@ -19,7 +19,7 @@ from paceline.architectures.server.exchange.cutting import Cutter
 from paceline.architectures.server.exchange.plan import Exchanged
 from paceline.architectures.server.exchange.setup import Meeting
 from paceline.errors import SpecError
-from paceline.protocol.actions import Crew
+from paceline.protocol.membership import CrewBook
 
 CLOSING_SECONDS = 5.0
 """How long a worker that failed goes on serving the others."""
@@ -41,11 +41,9 @@ class Exchange:
             exchanged.names, exchanged.tensors, self.layout, self.worker, context.weight
         )
         founders = () if context.identity.founders else range(context.identity.workers)
-        self._crew: set[int] = set(founders)
+        self._book = CrewBook(founders)
         self.lost_servers: list[str] = []
         self.worker.lost_from = context.lost_from
-        self._changes: list[Crew] = []
-        """Of the crew, that hold from a later step on."""
         if context.identity.founders:
             context.starts_at(self.worker.machine.step)
             self.greet(self.worker.machine.step)
@@ -56,8 +54,7 @@ class Exchange:
 
     @property
     def leader(self) -> int:
-        """The worker that speaks for all in the next step: worker 0 while it is there."""
-        return min(self._crew, default=0)
+        return self._book.leader
 
     @property
     def leads(self) -> bool:
@@ -114,17 +111,14 @@ class Exchange:
             self.lost_servers.append(lost.member)
             self._context.server_lost(lost.member, lost.step)
         while self.worker.crew:
-            self._changes.append(self.worker.crew.popleft())
-        due = [change for change in self._changes if change.since <= steps]
-        self._changes = [change for change in self._changes if change.since > steps]
-        for change in due:
+            self._book.hear(self.worker.crew.popleft())
+        for change in self._book.begin(steps):
             if change.cut is not None:
                 done = max(change.cut, self.worker.machine.step) if steps == math.inf else steps
                 divided = min(change.since, done)
                 for worker in change.lost:
                     self._context.left_out(worker, change.cut, int(divided) - change.cut)
-            self._crew = (self._crew | set(change.come)) - set(change.lost)
-            self._context.members_changed(tuple(sorted(self._crew)), change.lost)
+            self._context.members_changed(tuple(sorted(self._book.crew)), change.lost)
 
     def gather(self, key: str, note: str) -> list[str]:
         """The notes of all workers, on all of them; of those who are lost only what they left. What
