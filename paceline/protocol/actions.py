@@ -8,7 +8,16 @@ from typing import Literal
 
 import msgspec
 
-from paceline.protocol.messages import Copy, Handed, Message, Push, Settings
+from paceline.protocol.messages import (
+    Assign,
+    AssignState,
+    Copy,
+    Handed,
+    Message,
+    Push,
+    Settings,
+    State,
+)
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -21,8 +30,9 @@ class Send(Action, frozen=True, gc=False):
     to: str
     message: Message
     payload: int | None = None
-    """The chunk whose gradient (push), weights or mean (answer), state (copy) or both (handed) goes
-    with it; how it does, and whether bytes move at all, is the carrier's affair."""
+    """The chunk whose gradient (push), weights or mean (answer, assign), state (copy, state, assign
+    state) or both (handed) goes with it; how it does, and whether bytes move at all, is the
+    carrier's affair."""
 
     seat: bool = False
     """For the seat in that member, not for its worker's side."""
@@ -45,6 +55,19 @@ class Adopt(Action, frozen=True, gc=False):
     from the worker in this process."""
 
     handed: Handed
+
+
+class Install(Action, frozen=True, gc=False):
+    """Have the weights of a chunk, or the state of its optimizer, as they came with this message,
+    or from the worker in this process."""
+
+    message: Assign | AssignState
+
+
+class KeepState(Action, frozen=True, gc=False):
+    """The script asked for this state, which came with the message or is in this process."""
+
+    state: State
 
 
 class Drop(Action, frozen=True, gc=False):
@@ -194,12 +217,32 @@ class Fetch(Event, frozen=True, gc=False):
     """Ask for the present weights of all chunks."""
 
 
+class FetchStates(Event, frozen=True, gc=False):
+    """Ask for the optimizer's state of all chunks."""
+
+
+class Assigned(Event, frozen=True, gc=False):
+    """This worker has weights for a chunk, or optimizer's state, that its server is to take."""
+
+    chunk: int
+    state: bool = False
+
+
+class Asked(Event, frozen=True, gc=False):
+    """Ask whom a chunk waits for; answered behind all that was sent to its server before."""
+
+    chunk: int
+
+
 class Enter(Event, frozen=True, gc=False):
     """Ask to take part in a job that runs."""
 
 
 class Exit(Event, frozen=True, gc=False):
     """This worker's training is over."""
+
+    failed: bool = False
+    """It does not leave where others can go on: it is lost to them."""
 
 
 class Lost(Event, frozen=True, gc=False):

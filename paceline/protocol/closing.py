@@ -27,6 +27,7 @@ from paceline.protocol.messages import (
     Chosen,
     Commit,
     Copy,
+    FetchState,
     Gathered,
     Join,
     Measured,
@@ -64,6 +65,8 @@ class Chunks:
         No earlier one can be unknown: a choice is made when all seats have closed those before."""
         self._unassigned = set() if assigned else set(self._slots)
         self._pulls: list[Pull] = []
+        self._fetches: list[FetchState] = []
+        """For the state of chunks that this seat takes in and does not have yet."""
         self._admission = Admission(plan.rules)
         self._homes = SeatHomes(plan, seat)
         self._losses = SeatLosses(plan, seat, version, self._homes.needed)

@@ -21,6 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
     Action,
+    Asked,
+    Assigned,
     Blamed,
     Configured,
     Crew,
@@ -29,7 +31,9 @@ from paceline.protocol.actions import (
     Event,
     Exit,
     Fetch,
+    FetchStates,
     KeepCopy,
+    KeepState,
     Lost,
     Normed,
     Ready,
@@ -45,6 +49,8 @@ from paceline.protocol.losses import WorkerLosses
 from paceline.protocol.messages import (
     Admitted,
     Answer,
+    Assign,
+    AssignState,
     Chosen,
     Commit,
     Configure,
@@ -54,8 +60,10 @@ from paceline.protocol.messages import (
     Declare,
     Doubt,
     Doubted,
+    FetchState,
     Gathered,
     Gone,
+    Inquire,
     Join,
     Leave,
     Measured,
@@ -70,6 +78,7 @@ from paceline.protocol.messages import (
     Sealed,
     Settled,
     Spare,
+    State,
     Stop,
     Welcomed,
 )
@@ -94,6 +103,8 @@ class ExchangeMachine:
         self._urgency: Sequence[int] = [chunk.first_use for chunk in plan.layout.chunks]
         self._versions = [step] * len(plan.owners)
         self._outstanding: dict[int, Push | Pull] = {}
+        self._fetching: set[int] = set()
+        """Chunks whose optimizer's state was asked for, and has not come."""
         self._made = 0
         self._held_step: int | None = None
         """The step that waits for this worker's commit, from its first push on."""
@@ -115,11 +126,17 @@ class ExchangeMachine:
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
         self._exits = self.has_left = False
+        self.abandons = False
+        """It failed, and others have what the seat in its process serves."""
 
     @property
     def outstanding(self) -> frozenset[int]:
         """Chunks whose gradient was made, or weights asked for, and whose answer has not come."""
         return frozenset(self._outstanding)
+
+    def owner(self, chunk: int) -> str:
+        """The member that serves it."""
+        return self._members[self._owners[chunk]]
 
     def version(self, chunk: int) -> int:
         """How many updates the weights at hand have seen."""
@@ -157,6 +174,17 @@ class ExchangeMachine:
             case Served():
                 self._homes.void()
                 return []
+            case Asked(chunk):
+                return [self._to_seat(self._owners[chunk], Inquire(self.worker, chunk))]
+            case Assigned(chunk, state):
+                kind = AssignState if state else Assign
+                return [Send(self.owner(chunk), kind(self.worker, chunk), chunk, seat=True)]
+            case FetchStates():
+                self._fetching = set(range(len(self._owners)))
+                return self._fetch_states(self._fetching)
+            case State(chunk):
+                self._fetching.discard(chunk)
+                return [KeepState(event)]
         return self._come_or_go(event)
 
     def _come_or_go(self, event: Message | Event) -> list[Action]:
@@ -173,8 +201,10 @@ class ExchangeMachine:
                 return [] if self._welcomes else [*self._settled(), *self._leave()]
             case Welcomed():
                 return []
-            case Exit():
-                self._exits = True
+            case Exit(failed):
+                rules, self._exits = self._plan.rules, True
+                self.has_left |= failed and rules.whole
+                self.abandons = failed and rules.second_homes
                 return self._leave()
             case Lost() if event.member in self._members and self._needs(event):
                 return self._lose_seat(event.member)
@@ -212,6 +242,10 @@ class ExchangeMachine:
         until all have, and others may need what is here."""
         stays = self.own_seat is not None and self._plan.rules.second_homes
         return not self._exits or (stays and not lost.ended)
+
+    def _fetch_states(self, chunks: Collection[int]) -> list[Action]:
+        asked = [FetchState(self.worker, chunk) for chunk in sorted(chunks)]
+        return [self._to_seat(self._owners[fetch.chunk], fetch) for fetch in asked]
 
     def _doubted(self, event: Doubted) -> list[Action]:
         news = self._losses.doubt(event)
@@ -434,6 +468,7 @@ class ExchangeMachine:
         kept = self._kept_here(orphans, waiting)
         sends = [send for push in again.values() for send in self._send_twice(push)]
         sends += [send for push in kept for send in self._send_twice(push)[1:]]
+        sends += self._fetch_states(self._fetching & orphans)
         rehomed = Rehomed(member, self.step, self._owners)
         passed_on = [send for seal in seals for send in self._to_seats(seal)]
         return [

@@ -355,6 +355,31 @@ class Missing(Message, frozen=True, array_like=True, tag=True):
 
 
 class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Worker 0 sets the weights of a chunk; they are the payload."""
+    """The leading worker sets the weights of a chunk; they are the payload."""
+
+    worker: int
+    chunk: int
+
+
+class AssignState(Message, frozen=True, array_like=True, tag=True):
+    """It sets the optimizer's state of a chunk: one payload for each name."""
+
+    worker: int
+    chunk: int
+    names: list[str] = []
+    scalars: list[dict[str, float]] = []
+
+
+class FetchState(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A worker asks for the optimizer's state of a chunk."""
+
+    worker: int
+    chunk: int
+
+
+class State(Message, frozen=True, array_like=True, tag=True):
+    """Answers `FetchState`: one payload for each name."""
 
     chunk: int
+    names: list[str] = []
+    scalars: list[dict[str, float]] = []

@@ -25,6 +25,7 @@ from paceline.protocol.actions import (
     Adopt,
     Drop,
     Event,
+    Install,
     Keep,
     Lost,
     Send,
@@ -33,6 +34,7 @@ from paceline.protocol.closing import Chunks
 from paceline.protocol.messages import (
     Admitted,
     Assign,
+    AssignState,
     Chosen,
     Commit,
     Configure,
@@ -41,6 +43,7 @@ from paceline.protocol.messages import (
     Cut,
     Declare,
     Doubt,
+    FetchState,
     Gone,
     Handed,
     Inquire,
@@ -57,6 +60,7 @@ from paceline.protocol.messages import (
     Sealed,
     Settled,
     Spare,
+    State,
     Stop,
     Vow,
     Welcomed,
@@ -85,9 +89,13 @@ class SeatMachine(Chunks):
             case Pull():
                 self._pulls.append(event)
                 return self._answer_pulls()
-            case Assign():
-                self._unassigned.discard(event.chunk)
-                return self._answer_pulls()
+            case Assign() | AssignState():
+                return self._install(event)
+            case FetchState() if self._homes.takes_in(event.chunk):
+                self._fetches.append(event)
+                return []
+            case FetchState():
+                return [Send(f"worker{event.worker}", State(event.chunk), event.chunk)]
             case Reorder():
                 self._queue.reorder(event.first_use)
                 return []
@@ -170,6 +178,13 @@ class SeatMachine(Chunks):
                 if worker in slot.waiting:
                     self._wait(slot, choice.step, slot.waiting[worker][1], late=True)
         return [*actions, *self._close_all()]
+
+    def _install(self, event: Assign | AssignState) -> list[Action]:
+        if event.chunk not in self._slots:  # what a lost server had may be on its way here
+            raise ExchangeError("a server was lost while weights or state were set anew.")
+        if isinstance(event, Assign):
+            self._unassigned.discard(event.chunk)
+        return [Install(event), *self._answer_pulls()]
 
     # Coming and going.
 
@@ -395,6 +410,9 @@ class SeatMachine(Chunks):
         if spare is not None:
             slot.waiting.pop(spare.worker, None)  # nobody is there to be answered
             actions += [] if counted else [Drop(spare.chunk, spare.worker, spare.step)]
+        mine = [fetch for fetch in self._fetches if fetch.chunk == handed.chunk]
+        self._fetches = [fetch for fetch in self._fetches if fetch not in mine]
+        actions += [action for fetch in mine for action in self.handle(fetch)]
         self._recount()
         return [*actions, *self._close_all()]
 

@@ -176,6 +176,8 @@ class RealJob:
                 values = torch.ones(chunk.stop - chunk.start)
                 member.worker.submit([(Ready(chunk.index), [(0, values.numel(), values)])])
             member.worker.wait_all()
+        if updates:
+            assert len(member.worker.fetch_states()) == len(chunks)
         member.close(SECONDS)
 
 

@@ -6,9 +6,12 @@ import pytest
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
+    Adopt,
     Departed,
     Enter,
+    FetchStates,
     KeepCopy,
+    KeepState,
     Lost,
     Ready,
     Rehomed,
@@ -20,8 +23,10 @@ from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import (
     Admitted,
     Answer,
+    Assign,
     Copied,
     Copy,
+    FetchState,
     Gathered,
     Handed,
     Holding,
@@ -31,6 +36,7 @@ from paceline.protocol.messages import (
     Push,
     Rescue,
     Sealed,
+    State,
     Stop,
 )
 from paceline.protocol.plan import Shape, deal_without, why_no_second_homes
@@ -130,6 +136,32 @@ def test_a_new_home_asks_who_has_the_newest_and_goes_on_from_there():
         seat.handle(Push(worker, second, 2, 2))
     assert seat.missing(second) == [0, 1], "of the chunks that it had before"
     assert seat.handle(Handed(1, second, 2)) == [], "came before"
+
+
+def test_state_that_was_asked_of_a_lost_server_is_asked_of_the_next_who_answers_when_it_has_it():
+    plan = job()
+    machine, seat = machine_at(plan, 1), SeatMachine(plan, 0)
+    machine.handle(FetchStates())
+    first, second = plan.chunks_of(1)
+    assert machine.handle(State(first)) == [KeepState(State(first))]
+    sent = machine.handle(Lost("server1"))
+    again = [send for send in sent if isinstance(getattr(send, "message", None), FetchState)]
+    assert again == [Send("server0", FetchState(0, second), seat=True)]
+    told = Holding(first, 1, True, False, 1), Holding(second, 1, True, False, 1)
+    seat.handle(Orphans(0, (1,), told))
+    assert seat.handle(again[0].message) == [], "it is on its way here"
+    seat.handle(Orphans(1, (1,), told))
+    adopt, *others = seat.handle(Handed(0, second, 1))
+    assert adopt == Adopt(Handed(0, second, 1))
+    assert Send("worker0", State(second), second) in others
+    assert seat.handle(FetchState(1, second)) == [Send("worker1", State(second), second)]
+
+
+def test_what_is_set_anew_does_not_meet_what_a_lost_server_had():
+    plan = job()
+    seat = SeatMachine(plan, 0)
+    with pytest.raises(ExchangeError, match="lost while weights or state were set anew"):
+        seat.handle(Assign(0, plan.chunks_of(1)[0]))
 
 
 def test_what_was_gathered_before_a_loss_seals_nothing_behind_it():

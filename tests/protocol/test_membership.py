@@ -15,18 +15,20 @@ from hypothesis import strategies as st
 from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol import admission
-from paceline.protocol.actions import Crew, Lost, Send
+from paceline.protocol.actions import Asked, Assigned, Crew, Exit, Install, Lost, Ready, Send
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import (
     Answer,
     Assign,
+    AssignState,
     Chosen,
     Cut,
     Doubt,
     Doubted,
     Gathered,
     Gone,
+    Inquire,
     Leave,
     Newcomer,
     Pull,
@@ -149,8 +151,37 @@ def test_only_those_are_named_that_the_open_step_waits_for():
 def test_weights_are_given_out_when_they_are_there():
     seat = SeatMachine(make(1, 1, 2), 0, assigned=False)
     assert seat.handle(Pull(0, 1)) == []
-    assert seat.handle(Assign(0)) == []
-    assert seat.handle(Assign(1)) == [Send("worker0", Answer(0, 1, 0), 1)]
+    assert seat.handle(Assign(0, 0)) == [Install(Assign(0, 0))]
+    answer = Send("worker0", Answer(0, 1, 0), 1)
+    assert seat.handle(Assign(0, 1)) == [Install(Assign(0, 1)), answer]
+
+
+def test_what_a_worker_sets_or_asks_for_goes_to_the_one_who_serves_it():
+    plan = make(1, 2, 2)
+    machine, owner = ExchangeMachine(plan, 0), f"server{plan.owners[1]}"
+    assert machine.handle(Assigned(1)) == [Send(owner, Assign(0, 1), 1, seat=True)]
+    assert machine.handle(Assigned(1, state=True)) == [Send(owner, AssignState(0, 1), 1, seat=True)]
+    assert machine.handle(Asked(1)) == [Send(owner, Inquire(0, 1), seat=True)]
+
+
+def test_a_step_does_not_begin_before_the_weights_of_the_one_before_have_come():
+    machine = ExchangeMachine(make(1, 1, 2), 0)
+    for chunk in (0, 1):
+        machine.handle(Ready(chunk))
+    machine.handle(Answer(0, 0, 1, step=0))
+    with pytest.raises(ExchangeError, match=r"step 1 begins before the weights of \[1\] came"):
+        machine.handle(Ready(0))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_worker_that_failed_leaves_only_where_the_others_cannot_go_on(whole):
+    plan = make(2, 2, 2, whole=whole)
+    machine = ExchangeMachine(plan, 0)
+    told = machine.handle(Exit(failed=True))
+    assert machine.has_left
+    assert machine.abandons == whole
+    leaves = [] if whole else [Send(f"server{s}", Leave(0, 0), seat=True) for s in (0, 1)]
+    assert told == leaves
 
 
 class ForgetsWhoCame(SeatMachine):

@@ -1,32 +1,9 @@
-"""What is said beside the protocol's own messages: the plan with torch's part, optimizer state."""
+"""What members of this architecture say to each other, and the plan with torch's part."""
 
 from paceline.architectures.server.exchange.device_memory import DeviceTicket
 from paceline.protocol import messages
-from paceline.protocol.messages import Message
 from paceline.protocol.plan import Plan
 from paceline.wire import Ticket
-
-
-class AssignState(Message, frozen=True, array_like=True, tag=True):
-    """Worker 0 sets the optimizer's state of a chunk: one payload for each name."""
-
-    chunk: int
-    names: list[str]
-    scalars: list[dict[str, float]]
-
-
-class FetchState(Message, frozen=True, array_like=True, tag=True):
-    worker: int
-    chunk: int
-
-
-class State(Message, frozen=True, array_like=True, tag=True):
-    """Answers `FetchState`: one payload for each name."""
-
-    chunk: int
-    names: list[str]
-    scalars: list[dict[str, float]]
-
 
 AnyMessage = (
     messages.Push
@@ -61,9 +38,9 @@ AnyMessage = (
     | messages.Inquire
     | messages.Missing
     | messages.Assign
-    | AssignState
-    | FetchState
-    | State
+    | messages.AssignState
+    | messages.FetchState
+    | messages.State
 )
 """Everything that may travel between members of this architecture."""
 

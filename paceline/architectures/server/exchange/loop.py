@@ -12,7 +12,6 @@ from typing import cast
 
 import torch
 
-from paceline.architectures.server.exchange import control
 from paceline.architectures.server.exchange.carriers import Payloads
 from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange.worker import WorkerSide
@@ -24,8 +23,10 @@ from paceline.protocol.actions import (
     Crew,
     Departed,
     Drop,
+    Install,
     Keep,
     KeepCopy,
+    KeepState,
     Normed,
     Note,
     Rehomed,
@@ -34,8 +35,11 @@ from paceline.protocol.actions import (
     Work,
 )
 from paceline.protocol.member import Member
-from paceline.protocol.messages import Assign, Copy, Handed, Push
+from paceline.protocol.messages import Assign, AssignState, Copy, Handed, Push, State
 from paceline.wire import Parcel, Post
+
+TRAVELLING = (Assign, AssignState, State)
+"""Messages whose payloads go in parcels also where members share memory."""
 
 IDLE_SECONDS = 0.2
 """How often a loop with nothing to do looks whether it should end."""
@@ -63,8 +67,6 @@ class MemberLoop:
         self._member = Member(post.name, self, *machines)
         self._payloads: Payloads = ()
         """Of the parcel that is being handled."""
-        self._asked_early: list[control.FetchState] = []
-        """For the state of chunks that this seat takes in and does not have yet."""
         self._closed: Counter[str] = Counter()
         """Member -> connections that have."""
         self._arrived = 0.0
@@ -94,8 +96,7 @@ class MemberLoop:
             self._run(until)
 
     def _run(self, until: Callable[[], bool]) -> None:
-        post, worker, server = self._post, self._worker, self._server
-        idle = True
+        post, worker, idle = self._post, self._worker, True
         while not until():
             parcels = self._look() if idle and self._spins else []
             parcels = parcels or post.receive(IDLE_SECONDS if idle else 0.0)
@@ -103,10 +104,9 @@ class MemberLoop:
             if worker is not None:
                 self._drain(worker)
             for parcel in parcels:
-                if parcel.for_server and server is not None:
-                    self._serve(server, parcel)
-                elif worker is not None:
-                    self._take(worker, parcel)
+                self._take(parcel)
+                if worker is not None and not parcel.for_server:
+                    worker.release()
                     self._drain(worker)
             while post.lost:  # all that they had sent has been told
                 self._lose(post.lost.popleft())
@@ -152,63 +152,13 @@ class MemberLoop:
             if departed:
                 pushes = [m for m in departed.popleft() if isinstance(m, Push)]
                 self._member.tell(*(Departed(push.chunk) for push in pushes))
-                continue
-            match requests.popleft():
-                case Parcel() as parcel if (peer := worker.address(parcel)) != self._post.name:
-                    self._post.send(peer, parcel.messages, parcel.payloads)
-                case Parcel() as parcel:
-                    assert self._server is not None
-                    self._serve(self._server, parcel)
-                case events:
-                    self._member.tell(*events)
+            else:
+                self._member.tell(*requests.popleft())
 
-    def _serve(self, server: ServerSide, parcel: Parcel[AnyMessage]) -> None:
+    def _take(self, parcel: Parcel[AnyMessage]) -> None:
         self._payloads = parcel.payloads
         for message in parcel.messages:
-            match message:
-                case control.FetchState() if server.lacks(message.chunk):
-                    self._asked_early.append(message)
-                case control.FetchState():
-                    self._send_state(server, f"worker{message.worker}", message.chunk)
-                case control.AssignState():
-                    server.check_has(message.chunk)
-                    server.assign_state(message, parcel.payloads)
-                case Assign():
-                    server.check_has(message.chunk)
-                    server.assign(message.chunk, parcel.payloads[0])
-                    self._member.receive(message, for_seat=True)
-                case _:
-                    self._member.receive(message, for_seat=True)
-
-    def _adopt(self, server: ServerSide, handed: Handed) -> None:
-        worker, payloads = self._worker, self._payloads
-        if worker is not None and handed.worker == worker.machine.worker:
-            handed, payloads = worker.hand(handed)
-        server.adopt(handed, payloads)
-        self._send_asked_early(server, handed.chunk)
-
-    def _send_asked_early(self, server: ServerSide, chunk: int) -> None:
-        early = [asked for asked in self._asked_early if asked.chunk == chunk]
-        self._asked_early = [asked for asked in self._asked_early if asked.chunk != chunk]
-        for asked in early:
-            self._send_state(server, f"worker{asked.worker}", chunk)
-
-    def _take(self, worker: WorkerSide, parcel: Parcel[AnyMessage]) -> None:
-        self._payloads = parcel.payloads
-        for message in parcel.messages:
-            match message:
-                case control.State():
-                    worker.take_state(message, parcel.payloads)
-                case _:
-                    self._member.receive(message, for_seat=False)
-        worker.release()
-
-    def _send_state(self, server: ServerSide, to: str, chunk: int) -> None:
-        message, payloads = server.state(chunk)
-        if to != self._post.name:
-            self._post.reply(to, [message], payloads)
-        elif self._worker is not None:
-            self._worker.take_state(message, payloads)
+            self._member.receive(message, for_seat=parcel.for_server)
 
     # What the machines want.
 
@@ -219,6 +169,8 @@ class MemberLoop:
         chunk = send.payload
         if chunk is None:
             return 0
+        if isinstance(send.message, TRAVELLING):
+            return self._plan.layout.chunks[chunk].size_bytes
         if send.seat:
             assert self._worker is not None
             return self._worker.carriers[chunk].moves(chunk)
@@ -230,13 +182,18 @@ class MemberLoop:
         match sends[0].message:
             case Handed() as handed:
                 assert self._worker is not None
-                message, parts = self._worker.hand(handed)
-                self._post.send(to, [message], parts)
+                filled, parts = self._worker.hand(handed)
+                self._post.send(to, [filled], parts)
                 return
-            case Copy() as copy:
+            case Assign() | AssignState():
+                assert self._worker is not None
+                given, parts = self._worker.given.popleft()
+                self._post.send(to, [given], parts)
+                return
+            case Copy() | State() as message:
                 assert self._server is not None
-                filled, parts = self._server.copy(copy)
-                self._post.reply(to, [filled], parts)
+                stated, parts = self._server.fill(message)
+                self._post.reply(to, [stated], parts)
                 return
         messages = cast("list[AnyMessage]", [send.message for send in sends])
         chunk, rules = sends[0].payload, self._plan.rules
@@ -261,7 +218,11 @@ class MemberLoop:
             case Work() if self._server is not None:
                 self._member.finished(action, self._server.work(action))
             case Adopt(handed) if self._server is not None:
-                self._adopt(self._server, handed)
+                own = self._own(handed.worker)
+                self._server.adopt(*(own.hand(handed) if own else (handed, self._payloads)))
+            case Install(message) if self._server is not None:
+                own = self._own(message.worker)
+                self._server.install(*(own.given.popleft() if own else (message, self._payloads)))
             case Drop() if self._server is not None:
                 self._server.drop(action)
             case Normed() | Blamed() if self._worker is not None:
@@ -270,9 +231,19 @@ class MemberLoop:
                 self._worker.change(action)
             case KeepCopy(copy) if self._worker is not None:
                 self._worker.keep_copy(copy, self._payloads)
+            case KeepState(state) if self._worker is not None:
+                server, payloads = self._server, self._payloads
+                if server is not None and not server.lacks(state.chunk):
+                    state, payloads = server.fill(state)
+                self._worker.take_state(state, payloads)
             case Rehomed() if self._worker is not None:
                 self._worker.rehome(action)
             case Note(text):
                 self._note(text)
             case _:
                 raise AssertionError(f"nobody here can do {action!r}.")
+
+    def _own(self, worker: int) -> WorkerSide | None:
+        """The worker of this process, if it is that one: what it has comes in no parcel."""
+        own = self._worker
+        return own if own is not None and own.machine.worker == worker else None

@@ -56,7 +56,7 @@ from paceline.wire import JobKey, Post, Segment, StreamPost, Ticket, ZeroMqPost
 
 T = TypeVar("T")
 COLLECTING_SECONDS = 0.005
-LEAVING_SECONDS = 0.001
+LEAVING_SECONDS = 0.002
 
 
 class Meeting:
@@ -195,23 +195,20 @@ class WorkerMember(Member):
         """Leave, and go on serving until every other worker has left or `seconds` are over.
 
         One that failed does not leave where the others can go on: it is lost to them."""
-        end = time.monotonic() + seconds
-        if not (failed and self.plan.rules.whole):
-            self.worker.leave()
-            while not (self.worker.machine.has_left or self.worker.failure is not None):
-                if time.monotonic() > end:
-                    break
-                time.sleep(LEAVING_SECONDS)
-        others_go_on = failed and self.plan.rules.second_homes
-        while not (self.server is None or self.server.machine.over or others_go_on):
+        end, machine = time.monotonic() + seconds, self.worker.machine
+        self.worker.leave(failed=failed)
+        while not (machine.has_left and self._is_served(machine)):
             if time.monotonic() > end or self.worker.failure is not None:
                 break
-            time.sleep(0.01)
+            time.sleep(LEAVING_SECONDS)
         self.worker.close()
         self.loop.stop()  # it starts copies too
         if self.staging is not None:
             self.staging.close()
         super().close(seconds, failed=failed)
+
+    def _is_served(self, machine: ExchangeMachine) -> bool:
+        return self.server is None or self.server.machine.over or machine.abandons
 
 
 def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> WorkerMember:

@@ -14,12 +14,13 @@ import msgspec
 from torch import Tensor
 
 from paceline.architectures.compression import Codec
-from paceline.architectures.server.exchange import control
 from paceline.architectures.server.exchange.carriers import Carrier, Payloads
 from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange.memory import Flats, Piece, as_buffer, from_buffer
 from paceline.errors import DeadlineError
 from paceline.protocol.actions import (
+    Asked,
+    Assigned,
     Blamed,
     Configured,
     Crew,
@@ -27,6 +28,7 @@ from paceline.protocol.actions import (
     Event,
     Exit,
     Fetch,
+    FetchStates,
     Normed,
     Ready,
     Rehomed,
@@ -36,11 +38,10 @@ from paceline.protocol.actions import (
     Used,
 )
 from paceline.protocol.exchange import ExchangeMachine
-from paceline.protocol.messages import Answer, Assign, Copy, Handed, Inquire, Settings
-from paceline.wire import Parcel
+from paceline.protocol.messages import Answer, Assign, AssignState, Copy, Handed, Settings, State
 
-Request = Sequence[Event] | Parcel[AnyMessage]
-"""Events for the machine, or something for a seat that no machine decides about."""
+Request = Sequence[Event]
+"""For the machine, at one moment."""
 
 Submitted = Sequence[tuple[Ready, list[Piece]]]
 
@@ -78,6 +79,8 @@ class WorkerSide:
         self.machine, self.codec, self.carriers = machine, codec, list(carriers)
         self._inside = inside
         self.requests: deque[Request] = deque()
+        self.given: deque[tuple[Assign | AssignState, list[memoryview]]] = deque()
+        """Weights and state that servers are to take, for the loop: in the order of requests."""
         self.crew: deque[Crew] = deque()
         """Changes of who is in the job, for the training thread to take between steps."""
         self.lost: set[int] = set()
@@ -89,11 +92,13 @@ class WorkerSide:
         self.failure: BaseException | None = None
         self._plan, self._held, self._wake = plan, held, wake
         self._name = f"worker{machine.worker}"
-        self._owners = [plan.seats[owner].member for owner in plan.owners]
+        self._num_chunks = len(plan.owners)
         self._deadline_seconds = deadline_seconds
         self._changed = threading.Condition()
         self._pending: set[int] = set()
-        """Asked for by the training thread, and not come: the machine may not know yet."""
+        """Weights that are not where the training thread reads them: from its asking, which the
+        machine may not have heard of yet, until they are in their place, which is after the answer
+        that ends what is `outstanding` there."""
         self._waits: dict[threading.Lock, set[int]] = {}
         """Of each thread that waits for weights: what lets it go on, and the chunks that have not
         come. A lock of its own takes a third of the time of a condition."""
@@ -101,8 +106,6 @@ class WorkerSide:
         self._absent: set[int] = set()
         self._normed: Normed | None = None
         self._states: dict[int, ChunkState] = {}
-        self._fetching: set[int] = set()
-        """Chunks whose state was asked for, and has not come."""
         self._copies: dict[int, dict[int, tuple[Copy, Payloads]]] = {}
         """Chunk -> version -> the state that is kept for when its server is lost."""
         self._blamed: dict[int, tuple[int, ...]] = {}
@@ -133,19 +136,19 @@ class WorkerSide:
     def fetch(self) -> None:
         """Ask for the present weights of all chunks."""
         with self._changed:
-            self._pending.update(range(len(self._owners)))
+            self._pending.update(range(self._num_chunks))
         self._ask([Fetch()])
 
     def join(self) -> None:
         """Enter a job that runs: return when the weights of the first step are there."""
         with self._changed:
-            self._pending.update(range(len(self._owners)))
+            self._pending.update(range(self._num_chunks))
         self._ask([Enter()])
         self.wait_all()
 
     def assign(self, chunk: int, values: Tensor) -> None:
         """Worker 0: set the weights of a chunk at its server."""
-        self._ask_owner(chunk, Assign(chunk), [as_buffer(values)])
+        self._give(Assign(self.machine.worker, chunk), [as_buffer(values)])
 
     def serve_anew(self) -> None:
         """The servers are about to be given weights and state."""
@@ -162,8 +165,8 @@ class WorkerSide:
         """The held step may be updated."""
         self._ask([Stepped(scale)])
 
-    def leave(self) -> None:
-        self._ask([Exit()])
+    def leave(self, *, failed: bool = False) -> None:
+        self._ask([Exit(failed)])
 
     def wait(self, chunks: Iterable[int]) -> float:
         """Return when the weights of these chunks are there; how many seconds it took."""
@@ -189,12 +192,12 @@ class WorkerSide:
         return time.monotonic() - began
 
     def wait_all(self) -> float:
-        return self.wait(range(len(self._owners)))
+        return self.wait(range(self._num_chunks))
 
     def squared_norms(self, step: int) -> tuple[tuple[float, ...], float]:
         """Of each parameter's averaged gradient in a held step, when every chunk is summed; and how
         many seconds it took."""
-        everything = range(len(self._owners))
+        everything = range(self._num_chunks)
         began = time.monotonic()
         self._await(lambda: self._norms_of(step) is not None, "the gradient's norm", everything)
         norms = self._norms_of(step)
@@ -207,11 +210,9 @@ class WorkerSide:
 
     def fetch_states(self) -> dict[int, ChunkState]:
         """The optimizer's state of every chunk."""
-        everything = range(len(self._owners))
+        everything = range(self._num_chunks)
         self._states = {}
-        self._fetching = set(everything)
-        for chunk in everything:
-            self._ask_owner(chunk, control.FetchState(self.machine.worker, chunk))
+        self._ask([FetchStates()])
         self._await(lambda: len(self._states) == len(everything), "optimizer state", everything)
         states, self._states = self._states, {}
         return states
@@ -219,16 +220,19 @@ class WorkerSide:
     def assign_state(
         self, chunk: int, tensors: dict[str, Tensor], scalars: list[dict[str, float]]
     ) -> None:
-        message = control.AssignState(chunk, list(tensors), scalars)
-        self._ask_owner(chunk, message, [as_buffer(values) for values in tensors.values()])
+        message = AssignState(self.machine.worker, chunk, list(tensors), scalars)
+        self._give(message, [as_buffer(values) for values in tensors.values()])
+
+    def _give(self, message: Assign | AssignState, payloads: list[memoryview]) -> None:
+        self.given.append((message, payloads))
+        self._ask([Assigned(message.chunk, state=isinstance(message, AssignState))])
 
     def confirm(self) -> None:
         """Return when every owner has taken what was sent to it before."""
-        asked = {owner: chunk for chunk, owner in enumerate(self._owners)}.values()
+        everything = range(self._num_chunks)
         self._blamed = {}
-        for chunk in asked:
-            self._ask_owner(chunk, Inquire(self.machine.worker, chunk))
-        self._await(lambda: self._blamed.keys() >= set(asked), "servers to confirm", asked)
+        self._ask([Asked(chunk) for chunk in everything])
+        self._await(lambda: len(self._blamed) == len(everything), "servers to confirm", everything)
 
     def take_absent(self) -> set[int]:
         """Parameters whose newest mean gradient is of nobody; forgotten with this call."""
@@ -242,11 +246,6 @@ class WorkerSide:
     def _ask(self, request: Request) -> None:
         self.requests.append(request)
         self._wake()
-
-    def _ask_owner(
-        self, chunk: int, message: AnyMessage, payloads: Sequence[memoryview] = ()
-    ) -> None:
-        self._ask(Parcel(self._owners[chunk], [message], payloads, for_server=True))
 
     def _await(self, done: Callable[[], bool], what: str, chunks: Iterable[int]) -> None:
         with self._changed:
@@ -262,10 +261,10 @@ class WorkerSide:
         """Ask the owner of the first open chunk whom it waits for; itself, if it is silent too."""
         chunk = min(self._pending.intersection(chunks) or chunks)
         self._blamed.pop(chunk, None)  # an earlier answer may be there
-        self._ask_owner(chunk, Inquire(self.machine.worker, chunk))
+        self._ask([Asked(chunk)])
         with self._changed:
             self._changed.wait_for(lambda: chunk in self._blamed, 2.0)
-        workers, owner = self._blamed.get(chunk), self._owners[chunk]
+        workers, owner = self._blamed.get(chunk), self.machine.owner(chunk)
         missing = [owner] if workers is None else [f"worker{w}" for w in workers]
         where = f"{self._name} waits for {what} (chunk {chunk} on {owner}"
         operation = f"{where}, step {self.machine.step})"
@@ -322,12 +321,11 @@ class WorkerSide:
                     self._blamed[chunk] = workers
             self._changed.notify_all()
 
-    def take_state(self, message: control.State, payloads: Sequence[memoryview]) -> None:
+    def take_state(self, message: State, payloads: Payloads) -> None:
         dtype = self._held.chunk(message.chunk).dtype
-        values = [from_buffer(payload, dtype) for payload in payloads]
+        values = [from_buffer(payload, dtype) for payload in payloads if payload is not None]
         with self._changed:
             tensors = dict(zip(message.names, values, strict=True))
-            self._fetching.discard(message.chunk)
             self._states[message.chunk] = tensors, message.scalars
             self._changed.notify_all()
 
@@ -346,30 +344,10 @@ class WorkerSide:
 
     def rehome(self, action: Rehomed) -> None:
         """A server was lost: others answer from now on."""
-        before, self._owners = (
-            self._owners,
-            [self._plan.seats[owner].member for owner in action.owners],
-        )
         self.rehomed.append(action)
         for chunk, owner in enumerate(action.owners):
             if owner == self.machine.own_seat and self._inside is not None:
                 self.carriers[chunk] = self._inside
-        for chunk in self._fetching:
-            if before[chunk] == action.member:
-                self._ask_owner(chunk, control.FetchState(self.machine.worker, chunk))
-
-    def address(self, parcel: Parcel[AnyMessage]) -> str:
-        """Whom a parcel about a chunk goes to: its owner may have been lost since it was made."""
-        (message,) = parcel.messages
-        match message:
-            case (
-                Assign(chunk)
-                | Inquire(_, chunk)
-                | control.AssignState(chunk)
-                | control.FetchState(_, chunk)
-            ):
-                return self._owners[chunk]
-        return parcel.peer
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended badly: whoever waits is told."""

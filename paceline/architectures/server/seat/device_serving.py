@@ -18,13 +18,13 @@ from torch import Tensor
 from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.server.exchange.carriers import Carrier, Payloads
-from paceline.architectures.server.exchange.control import AssignState, JobPlan, State
+from paceline.architectures.server.exchange.control import JobPlan
 from paceline.architectures.server.exchange.device import Pinned
 from paceline.architectures.server.exchange.memory import Flats
-from paceline.architectures.server.seat.serving import Chunks, ServerSide
+from paceline.architectures.server.seat.serving import Chunks, Filled, ServerSide
 from paceline.errors import SpecError
 from paceline.protocol.actions import Work
-from paceline.protocol.messages import Push
+from paceline.protocol.messages import AssignState, Handed, Push
 from paceline.protocol.seat import SeatMachine
 
 
@@ -94,19 +94,19 @@ class DeviceServerSide(ServerSide):
                 self._busy_seconds += time.monotonic() - began
         return squared_norms
 
-    def assign(self, chunk: int, payload: memoryview) -> None:
+    def _set_weights(self, chunk: int, payload: memoryview | None) -> None:
         with self._beside():
-            super().assign(chunk, payload)
+            super()._set_weights(chunk, payload)
             self._publish(chunk)
 
-    def assign_state(self, message: AssignState, payloads: Sequence[memoryview]) -> None:
+    def _set_state(self, message: AssignState | Handed, payloads: Payloads) -> None:
         with self._beside():
-            super().assign_state(message, payloads)
+            super()._set_state(message, payloads)
             self._settle()
 
-    def state(self, chunk: int) -> tuple[State, list[memoryview]]:
+    def fill(self, message: Filled) -> tuple[Filled, list[memoryview]]:
         with self._beside():
-            return super().state(chunk)
+            return super().fill(message)
 
     def close(self) -> None:
         self._settle()

@@ -6,20 +6,21 @@ With `update = "worker"` averaged gradients stand in the place of weights.
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
-from paceline.architectures.server.exchange import control
 from paceline.architectures.server.exchange.carriers import Carrier, Payloads
 from paceline.architectures.server.exchange.control import JobPlan
 from paceline.architectures.server.exchange.memory import Piece, as_buffer, from_buffer
 from paceline.architectures.server.seat.updates import ChunkOptimizers, mean, only
-from paceline.errors import ExchangeError
 from paceline.protocol.actions import Drop, Work
-from paceline.protocol.messages import Copy, Handed, Push
+from paceline.protocol.messages import Assign, AssignState, Copy, Handed, Push, State
 from paceline.protocol.seat import SeatMachine
+
+Filled = TypeVar("Filled", bound=Copy | State)
 
 
 class Chunks(Protocol):
@@ -140,49 +141,43 @@ class ServerSide:
 
     # Weights and state from outside.
 
-    def assign(self, chunk: int, payload: memoryview) -> None:
+    def install(self, message: Assign | AssignState, payloads: Payloads) -> None:
+        if isinstance(message, AssignState):
+            self._set_state(message, payloads)
+        else:
+            self._set_weights(message.chunk, payloads[0])
+
+    def _set_weights(self, chunk: int, payload: memoryview | None) -> None:
+        assert payload is not None
         weights = self._served.chunk(chunk)
         weights.copy_(from_buffer(payload, weights.dtype))
 
-    def assign_state(self, message: control.AssignState, payloads: Sequence[memoryview]) -> None:
-        self._set_state(message, payloads)
-
-    def _set_state(
-        self, message: control.AssignState | Handed, payloads: Sequence[memoryview]
-    ) -> None:
+    def _set_state(self, message: AssignState | Handed, payloads: Payloads) -> None:
         assert self._optimizers is not None
         dtype = self._served.chunk(message.chunk).dtype
-        values = [from_buffer(payload, dtype) for payload in payloads]
+        values = [from_buffer(payload, dtype) for payload in payloads if payload is not None]
         tensors = dict(zip(message.names, values, strict=True))
         self._optimizers.set_state(message.chunk, tensors, message.scalars)
 
-    def state(self, chunk: int) -> tuple[control.State, list[memoryview]]:
+    def fill(self, message: Filled) -> tuple[Filled, list[memoryview]]:
+        """A message with the state of its chunk: for a worker, or for its second home."""
         assert self._optimizers is not None
-        tensors, scalars = self._optimizers.state(chunk)
+        tensors, scalars = self._optimizers.state(message.chunk)
         payloads = [as_buffer(values.cpu()) for values in tensors.values()]
-        return control.State(chunk, list(tensors), scalars), payloads
+        filled = msgspec.structs.replace(message, names=list(tensors), scalars=scalars)
+        return filled, payloads
 
     # Chunks of servers that were lost.
 
     def lacks(self, chunk: int) -> bool:
         return chunk not in self._chunks
 
-    def check_has(self, chunk: int) -> None:
-        """What is set from outside must not meet what a lost server had on its way here."""
-        if self.lacks(chunk):
-            raise ExchangeError("a server was lost while weights or state were set anew.")
-
-    def copy(self, copy: Copy) -> tuple[Copy, list[memoryview]]:
-        """The state of a chunk, for its second home."""
-        state, payloads = self.state(copy.chunk)
-        return Copy(copy.chunk, copy.version, state.names, state.scalars), payloads
-
     def adopt(self, handed: Handed, payloads: Payloads) -> None:
         """Serve a chunk from here on, as a worker has it."""
         if not self.lacks(handed.chunk):
             return
-        weights, *state = (payload for payload in payloads if payload is not None)
-        self.assign(handed.chunk, weights)
+        weights, *state = payloads
+        self._set_weights(handed.chunk, weights)
         self._chunks.append(handed.chunk)
         if self._optimizers is not None:
             self._optimize(handed.chunk)
