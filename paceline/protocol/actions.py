@@ -1,7 +1,8 @@
 """What machines are told beside messages, and what they want done: plain data, and all of it.
 
 Whoever carries actions out (the runtime, the virtual clock, a test) decides nothing: an action says
-whom, what and which. `member.py` is where they are carried out.
+whom, what and which. `member.py` does it where there are servers; a collective is carried out by
+the architecture that asked for it, and timed by `predict/`.
 """
 
 from typing import Literal
@@ -119,7 +120,7 @@ class Usable(Action, frozen=True, gc=False):
 
 
 class Normed(Action, frozen=True):
-    """Every chunk of a held step is summed: the squared norm of each parameter's gradient."""
+    """Every chunk of a step on hold is summed: the squared norm of each parameter's gradient."""
 
     step: int
     squared_norms: tuple[float, ...]
@@ -207,8 +208,8 @@ class Used(Event, frozen=True):
 
 
 class Stepped(Event, frozen=True, gc=False):
-    """The script called `optimizer.step()`; where the step is held its gradients are multiplied by
-    `scale` (clipping) and it may be updated."""
+    """The script called `optimizer.step()`; where the step is on hold its gradients are multiplied
+    by `scale` (clipping) and it may be updated."""
 
     scale: float = 1.0
 

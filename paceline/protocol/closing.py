@@ -154,7 +154,7 @@ class Chunks:
         try:
             return self._slots[chunk]
         except KeyError:
-            raise ExchangeError(f"chunk {chunk} is not held by this server.") from None
+            raise ExchangeError(f"chunk {chunk} is not served here.") from None
 
     def _push(self, push: Push) -> list[Action]:
         if not self.roster.admits(push.worker, push.generation):

@@ -106,11 +106,11 @@ class ExchangeMachine:
         self._fetching: set[int] = set()
         """Chunks whose optimizer's state was asked for, and has not come."""
         self._made = 0
-        self._held_step: int | None = None
+        self._step_on_hold: int | None = None
         """The step that waits for this worker's commit, from its first push on."""
         self._settings = 0
         self._norms: dict[int, list[float]] = {}
-        """Chunk -> squared norms of the parts of its parameters, in the step being held."""
+        """Chunk -> squared norms of the parts of its parameters, in the step on hold."""
         window = plan.rules.window
         self._window = math.inf if window is None else window * len(plan.seats)
         self._departing: set[int] = set()
@@ -303,7 +303,7 @@ class ExchangeMachine:
             event.weight,
         )
         if push.hold:
-            self._held_step = push.step
+            self._step_on_hold = push.step
         self._outstanding[chunk] = push
         seat = self._owners[chunk]
         if seat == self.own_seat:
@@ -373,8 +373,8 @@ class ExchangeMachine:
         return [self._to_seat(self._owners[chunk], copied)]
 
     def _stepped(self, event: Stepped) -> list[Action]:
-        """A held step may be updated now."""
-        step, self._held_step = self._held_step, None
+        """A step on hold may be updated now."""
+        step, self._step_on_hold = self._step_on_hold, None
         if step is None:
             return []
         self._norms = {}  # nobody asked for them
@@ -382,7 +382,7 @@ class ExchangeMachine:
         return self._to_seats(commit)
 
     def _measured(self, event: Measured) -> list[Action]:
-        if event.step != self._held_step:
+        if event.step != self._step_on_hold:
             return []  # came before
         self._norms[event.chunk] = event.squared_norms
         if len(self._norms) < len(self._owners):

@@ -1,4 +1,7 @@
-"""Where machines meet the world: carries out what they decide, and decides nothing.
+"""Where the machines of servers and their workers meet the world: it carries out what they decide.
+
+What goes into one parcel, and how long a seat works before it looks up, is decided here for all
+worlds alike; nothing else is.
 
 A `Member` has a worker's machine, a seat's, or both. The world tells it what happened (`tell`,
 `receive`, `finished`); it asks the machines, and has the world do what they want through the four
@@ -11,7 +14,7 @@ from typing import Protocol
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event, Lost, Send, Work
-from paceline.protocol.messages import Message, Stop
+from paceline.protocol.messages import Message
 from paceline.protocol.plan import GATHER_SECONDS, TURN_SECONDS
 from paceline.protocol.seat import SeatMachine
 
@@ -42,7 +45,7 @@ class World(Protocol):
 
     def do(self, action: Action) -> None:
         """Called with everything else, in order. For `Work` the member is told `finished`, inside
-        this call or later; for `AllReduce` it is told `Reduced` later."""
+        this call or later."""
 
 
 class Member:
@@ -124,11 +127,11 @@ class Member:
         self._answer(actions)
 
     def _stop(self, seat: SeatMachine, reason: str) -> None:
-        """Tell the workers why nobody can go on, before the connections close."""
+        """Before the connections close; the worker in this process hears of it by the error."""
         self._flush()
-        for name in (f"worker{worker}" for worker in sorted(seat.roster.present)):
-            if name != self.name:
-                self._world.post(name, [Send(name, Stop(reason))])
+        for send in seat.stop(reason):
+            if send.to != self.name:
+                self._world.post(send.to, [send])
 
     def _answer(self, actions: Sequence[Action]) -> None:
         """What moves no payload is gathered until the seat has no work, for `GATHER_SECONDS`."""

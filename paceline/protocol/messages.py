@@ -131,7 +131,7 @@ class Chosen(Message, frozen=True, array_like=True, tag=True):
 
 
 class Measured(Message, frozen=True, array_like=True, tag=True):
-    """The averaged gradient of a held chunk: the squared norm of each parameter's part."""
+    """The averaged gradient of a chunk on hold: the squared norm of each parameter's part."""
 
     chunk: int
     step: int

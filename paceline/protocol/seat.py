@@ -149,6 +149,10 @@ class SeatMachine(Chunks):
                 return self._hear_of_orphans(event)
         return []
 
+    def stop(self, reason: str) -> list[Send]:
+        """Tell the workers why nobody can go on."""
+        return [Send(f"worker{one}", Stop(reason)) for one in sorted(self.roster.present)]
+
     # Quorums.
 
     def _choose(self) -> list[Action]:

@@ -265,7 +265,7 @@ class Streaming:
     # Clipping.
 
     def _norm(self, index: int) -> float:
-        """A tensor's `grad` is asked for its norm: the step is complete, and held."""
+        """A tensor's `grad` is asked for its norm: the step is complete, and on hold."""
         if not self._holds:
             problem = "used for the first time in this step, and gone to the servers already."
             raise SpecError("gradients", problem, self._way_out)

@@ -162,7 +162,7 @@ class WorkerSide:
         self._ask([Used(tuple(first_use))])
 
     def commit(self, scale: float) -> None:
-        """The held step may be updated."""
+        """The step on hold may be updated."""
         self._ask([Stepped(scale)])
 
     def leave(self, *, failed: bool = False) -> None:
@@ -195,8 +195,8 @@ class WorkerSide:
         return self.wait(range(self._num_chunks))
 
     def squared_norms(self, step: int) -> tuple[tuple[float, ...], float]:
-        """Of each parameter's averaged gradient in a held step, when every chunk is summed; and how
-        many seconds it took."""
+        """Of each parameter's averaged gradient in a step on hold, when every chunk is summed; and
+        how many seconds it took."""
         everything = range(self._num_chunks)
         began = time.monotonic()
         self._await(lambda: self._norms_of(step) is not None, "the gradient's norm", everything)

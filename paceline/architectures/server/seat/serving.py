@@ -46,8 +46,8 @@ class ServerSide:
         self._chunks = plan.chunks_of(machine.seat)
         self._kept: dict[tuple[int, int, int], tuple[list[Piece], float]] = {}
         """Chunk, worker and step -> a gradient, and when it came."""
-        self._held: dict[int, Tensor] = {}
-        """Chunk -> the mean of a held step."""
+        self._on_hold: dict[int, Tensor] = {}
+        """Chunk -> the mean of a step on hold."""
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._summed_bytes = 0
         self._busy_seconds = self._queueing_seconds = 0.0
@@ -81,7 +81,7 @@ class ServerSide:
         if work.kind == "measure":
             squared_norms = self._measure(work)
         elif work.parts:  # else nobody had a gradient: as when `grad` is None
-            gradient = self._held.pop(work.chunk) if work.kind == "apply" else self._mean(work)
+            gradient = self._on_hold.pop(work.chunk) if work.kind == "apply" else self._mean(work)
             if work.scale != 1.0:
                 gradient.mul_(work.scale)
             if work.kind != "mean":
@@ -130,11 +130,11 @@ class ServerSide:
         return scratch[: weights.numel()]
 
     def _measure(self, work: Work) -> list[float]:
-        """Sum a held chunk and keep the sum."""
+        """Sum a chunk on hold and keep the sum."""
         parameters = self._plan.layout.chunks[work.chunk].parameters
         if not work.parts:
             return [0.0] * len(parameters)
-        gradient = self._held[work.chunk] = self._mean(work)
+        gradient = self._on_hold[work.chunk] = self._mean(work)
         parts = [gradient[self._range(work.chunk, index)] for index in parameters]
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64).item() for part in parts]
         return [norm * norm for norm in norms]
