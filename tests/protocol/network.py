@@ -18,8 +18,10 @@ from paceline.protocol.actions import (
     Drop,
     Enter,
     Exit,
+    FetchStates,
     Keep,
     KeepCopy,
+    KeepState,
     Normed,
     Note,
     Ready,
@@ -42,6 +44,7 @@ from paceline.protocol.messages import (
     Orphans,
     Push,
     Spare,
+    State,
 )
 from paceline.protocol.plan import Shape, make_plan, why_no_second_homes, workers_serve
 from paceline.protocol.seat import SeatMachine
@@ -79,6 +82,7 @@ class Trainer:
         self.script, self.steps, self.joins = script, steps, joins
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
+        self.fetched, self.states = -1, set()
         self.done = False
         self.book = CrewBook(() if joins else range(self.machine._plan.workers))
         self.shared = {}
@@ -111,6 +115,8 @@ class Trainer:
             self.divide()
         if self.machine.outstanding:
             return
+        if self.script.get("fetches") and not self.has_fetched():
+            return
         if self.is_last():
             self.done = True
             self.member.tell(Exit())
@@ -121,6 +127,13 @@ class Trainer:
         if self.script.get("schedule"):
             self.member.tell(Configured([{"lr": float(self.machine.step)}]))
         self.unmade, self.stepped = set(range(self.chunks)), False
+
+    def has_fetched(self):
+        """Between two steps it asks for the optimizer's state, and waits for all of it."""
+        if self.fetched < self.machine.step:
+            self.fetched, self.states = self.machine.step, set()
+            self.member.tell(FetchStates())
+        return len(self.states) == self.chunks
 
     def divide(self):
         """The next step's samples are divided among those who are known to be there by now."""
@@ -226,7 +239,7 @@ class Network:
     def carry(self, source, send):
         """What its payload says, at the moment it is sent: machines see none."""
         match send.message:
-            case Answer(chunk=chunk) | Copy(chunk=chunk):
+            case Answer(chunk=chunk) | Copy(chunk=chunk) | State(chunk=chunk):
                 self.payloads[id(send)] = self.served[self.plan.seat_of(source), chunk]
             case Handed() as handed:
                 self.payloads[id(send)] = self.hand(source, handed)
@@ -245,6 +258,9 @@ class Network:
                 self.weights[to, chunk] = self.payloads[id(send)]
             case Copy(chunk, version):
                 self.copies.setdefault((to, chunk), {})[version] = self.payloads[id(send)]
+            case State(chunk):
+                update = self.payloads[id(send)]
+                assert len(update) >= len(self.weights.get((to, chunk), ())), "older than weights"
             case Handed():
                 self.arriving = self.payloads[id(send)]
 
@@ -284,6 +300,8 @@ class Network:
                 self.notes.append(action.text)
             case Normed():
                 self.trainers[name].normed = action.step
+            case KeepState(state):
+                self.trainers[name].states.add(state.chunk)
             case Crew():
                 self.trainers[name].book.hear(action)
             case Usable() | KeepCopy() | Rehomed():

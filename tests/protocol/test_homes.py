@@ -285,11 +285,31 @@ def test_where_there_are_second_homes(options, shape, reason):
     assert bool(found) == bool(reason)
 
 
-@pytest.mark.parametrize("script", [{}, {"touches": True}, {"mean": True}, {"schedule": True}])
+class AsksOnce(ExchangeMachine):
+    """For state that went with a server it does not ask another."""
+
+    def _lose_seat(self, member):
+        self._fetching = set()
+        return super()._lose_seat(member)
+
+
+def test_a_worker_that_does_not_ask_again_is_caught():
+    with pytest.raises(AssertionError, match="someone waits for ever"):
+        lose_a_server({"fetches": True}, machines=(AsksOnce, SeatMachine))
+
+
+SCRIPTS = ["touches", "mean", "schedule", "fetches"]
+
+
+@pytest.mark.parametrize("script", [{}, *({name: True} for name in SCRIPTS)])
 def test_a_job_goes_on_wherever_a_server_is_lost(script):
+    lose_a_server(script)
+
+
+def lose_a_server(script, machines=(ExchangeMachine, SeatMachine)):
     for seed in range(60):
         rng = random.Random(seed)
-        network = Network(rng, job(3, 3, 5), 5, **script)
+        network = Network(rng, job(3, 3, 5), 5, machines=machines, **script)
         while not all(
             network.weights.get((name, c)) for name in network.trainers for c in range(5)
         ):

@@ -31,7 +31,8 @@ def begun(seed, workers, servers, **script):
 
 
 @pytest.mark.parametrize(
-    "script", [{}, {"touches": True}, {"mean": True}, {"schedule": True}, {"twice": True}]
+    "script",
+    [{}, {"touches": True}, {"mean": True}, {"schedule": True}, {"twice": True}, {"fetches": True}],
 )
 @pytest.mark.parametrize(("workers", "servers"), [(2, 0), (3, 0), (3, 1)])
 def test_a_job_goes_on_wherever_one_is_lost(workers, servers, script):
