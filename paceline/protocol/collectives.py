@@ -172,7 +172,7 @@ class Brought(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Summed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member of the host has summed its stretch of a bucket; told to the leader."""
+    """A member of the host has summed its stretch of a bucket."""
 
     worker: int
     bucket: int
@@ -211,6 +211,10 @@ def hosts_left(
     return tuple(sorted(mates for mates in left if mates))
 
 
+Told = dict[tuple[int, int], set[int]]
+"""Step and bucket -> members that have, until the step is over: one who is ahead may tell of it."""
+
+
 class HybridMachine:
     """`hybrid`: each sums its stretch of every bucket; leaders exchange what their hosts summed."""
 
@@ -223,10 +227,22 @@ class HybridMachine:
         self._leaders = tuple(mates[0] for mates in hosts)
         self._leads = self._mates[0] == worker
         self._buckets = buckets
-        self._brought: dict[tuple[int, int], set[int]] = {}
-        self._summed: dict[tuple[int, int], set[int]] = {}
-        """Step and bucket -> members that have: one who is a step ahead may tell of it."""
+        self._brought: Told = {}
+        self._summed: Told = {}
         self._num_summed = self._num_sent = self._num_shared = 0
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Whom the open step waits for: who has not brought all of its buckets, else not summed its
+        stretch of them; else those who exchange the hosts' sums, as far as they are known here."""
+        for told in (self._brought, self._summed):
+            done = [told.get((self.step, bucket), ()) for bucket in range(self._buckets)]
+            late = tuple(mate for mate in self._mates if any(mate not in who for who in done))
+            if late:
+                return late
+        if not self._leads:
+            return self._mates[:1]
+        return tuple(leader for leader in self._leaders if leader != self.worker)
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
@@ -237,11 +253,9 @@ class HybridMachine:
             case Brought():
                 self._brought.setdefault((event.step, event.bucket), set()).add(event.worker)
                 return self._advance()
-            case Stretched() if self._leads:
-                return self._count_summed(Summed(self.worker, event.bucket, self.step))
             case Stretched():
-                told_leader = Summed(self.worker, event.bucket, self.step)
-                return [Send(f"worker{self._mates[0]}", told_leader)]
+                done = Summed(self.worker, event.bucket, self.step)
+                return [*self._to_mates(done), *self._count_summed(done)]
             case Summed():
                 return self._count_summed(event)
             case Reduced():
@@ -257,19 +271,20 @@ class HybridMachine:
         """Sum what everybody has brought, bucket by bucket in the same order on all."""
         actions: list[Action] = []
         place, places = self._mates.index(self.worker), len(self._mates)
-        while len(self._brought.get((self.step, self._num_summed), ())) == places:
-            del self._brought[self.step, self._num_summed]
+        while self._have_all(self._brought, self._num_summed):
             actions.append(SumStretch(self._num_summed, place, places))
             self._num_summed += 1
         return actions
 
+    def _have_all(self, told: Told, bucket: int) -> bool:
+        return len(told.get((self.step, bucket), ())) == len(self._mates)
+
     def _count_summed(self, event: Summed) -> list[Action]:
+        """The leader sends on what all have summed; the others only know for whom they wait."""
         self._summed.setdefault((event.step, event.bucket), set()).add(event.worker)
         actions: list[Action] = []
-        while len(self._summed.get((self.step, self._num_sent), ())) == len(self._mates):
-            bucket, step = self._num_sent, self.step
-            del self._summed[step, bucket]
-            self._num_sent += 1
+        while self._leads and self._have_all(self._summed, self._num_sent):
+            bucket, self._num_sent = self._num_sent, self._num_sent + 1
             if len(self._leaders) > 1:
                 actions.append(AllReduce(bucket, self._leaders))
             else:
@@ -286,4 +301,7 @@ class HybridMachine:
             return [usable]
         self._num_summed = self._num_sent = self._num_shared = 0
         self.step += 1
+        for told in (self._brought, self._summed):
+            for over in [key for key in told if key[0] < self.step]:
+                del told[over]
         return [usable, *self._advance()]

@@ -141,6 +141,42 @@ def test_hybrid_shares_every_bucket_once_a_step(seed, hosts, buckets, steps):
     assert len(group.reduced) == (steps * buckets if between else 0)
 
 
+class Stuck(Group):
+    """One worker does nothing more of one kind from a bucket of a step on."""
+
+    def __init__(self, rng, machines, stuck, kind, step, bucket):
+        super().__init__(rng, machines)
+        self.stuck, self.kind, self.at = stuck, kind, (step, bucket)
+
+    def tell(self, worker, event):
+        is_its = worker == self.stuck and isinstance(event, self.kind)
+        if not is_its or (self.machines[worker].step, event.bucket) < self.at:
+            super().tell(worker, event)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=seeds,
+    hosts=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    buckets=st.integers(1, 4),
+    step=st.integers(0, 2),
+    kind=st.sampled_from([Made, Stretched]),
+)
+def test_mates_wait_for_the_one_that_is_stuck_and_others_for_leaders(
+    seed, hosts, buckets, step, kind
+):
+    rng, mates = random.Random(seed), Shape(workers=len(hosts), hosts=tuple(hosts)).mates
+    machines = {w: HybridMachine(w, mates, buckets) for w in range(len(hosts))}
+    stuck = rng.randrange(len(hosts))
+    train(Stuck(rng, machines, stuck, kind, step, rng.randrange(buckets)), buckets, 3)
+    leaders = [host[0] for host in mates]
+    for worker, machine in machines.items():
+        host = next(host for host in mates if worker in host)
+        others = tuple(leader for leader in leaders if leader != worker)
+        expected = (others if worker == host[0] else host[:1]) if stuck not in host else (stuck,)
+        assert machine.missing == expected
+
+
 def average(seed, workers, every, overlap, steps, settles=()):
     """Every worker trains when it may and settles after the steps named."""
     machines = {
