@@ -202,6 +202,15 @@ class Stretched(Event, frozen=True, gc=False):
     bucket: int
 
 
+def hosts_of(names: Iterable[object]) -> list[list[int]]:
+    """From the name of each worker's host to the workers of each, in order of rank; the first of
+    each leads."""
+    mates: dict[object, list[int]] = {}
+    for rank, name in enumerate(names):
+        mates.setdefault(name, []).append(rank)
+    return list(mates.values())
+
+
 def hosts_left(
     hosts: Iterable[Sequence[int]], members: Collection[int]
 ) -> tuple[tuple[int, ...], ...]:
