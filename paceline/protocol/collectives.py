@@ -84,12 +84,25 @@ class Trained(Event, frozen=True, gc=False):
     """One local step was taken."""
 
 
+class Left(Event, frozen=True):
+    """These workers are there; others may have been lost."""
+
+    members: tuple[int, ...]
+    void: bool = False
+    """The sum under way came to nothing by that."""
+
+
 class Agree(Action, frozen=True, gc=False):
     """The mean of a round is there: take it for the weights (`late`: add what it changes to them,
     as local steps were taken since it left)."""
 
     round: int
     late: bool = False
+
+
+WEIGHTS, BESIDE, SHAPES = range(3)
+"""What a round sums, as buckets: the weights; what is averaged at once before they leave (buffers,
+an optimizer's state); how much of it there is, which must be the same on all workers."""
 
 
 class AverageMachine:
@@ -102,23 +115,37 @@ class AverageMachine:
     """
 
     def __init__(
-        self, members: Sequence[int], *, every: int, overlap: bool = False, step: int = 0
+        self,
+        members: Sequence[int],
+        *,
+        every: int,
+        overlap: bool = False,
+        buffers: bool = False,
+        state: bool = False,
+        outer: bool = False,
+        step: int = 0,
     ) -> None:
+        """`buffers`, `state`: the model's, the optimizer's are averaged too. `outer`: a mean leads
+        to other weights, so that a round moves even one who is alone."""
         self.step, self.rounds = step, 0
         self.agreed = True
         """No local step was taken since the last round ended."""
+        self.flies = False
+        """Local steps are taken behind the weights of a round that was begun and not taken."""
         self._members, self._every, self._overlap = tuple(members), every, overlap
+        self._buckets = (*(SHAPES,) * state, *(BESIDE,) * (state or buffers), WEIGHTS)
+        self._outer = outer
         self._under_way: int | None = None
-        """Tag of the round whose sum is on its way."""
-        self._flying = False
-        """A round in turn was begun and not taken; overlapped ones only."""
+        """Tag of the round whose sums are on their way."""
+        self._unsummed: list[int] = []
+        """Buckets of that round, the one that is being summed first."""
         self._next: int | None = None
         """Tag of the round that begins when the one under way has ended."""
 
     @property
     def waits(self) -> bool:
         """Training goes on only when the round under way has ended."""
-        return self._next is not None or (self._under_way is not None and not self._flying)
+        return self._next is not None or (self._under_way is not None and not self.flies)
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
@@ -132,6 +159,9 @@ class AverageMachine:
                 return [] if self.agreed else self._begin(-self.step)
             case Reduced():
                 return self._reduced(event)
+            case Left():
+                self._members = event.members
+                return [self._sum()] if event.void else []
         raise ExchangeError(f"a worker that averages cannot handle {event!r}.")
 
     def _begin(self, tag: int) -> list[Action]:
@@ -139,14 +169,27 @@ class AverageMachine:
         if self._under_way is not None:
             self._next = tag
             return []
-        actions: list[Action] = [Agree(self.rounds - 1, late=True)] if self._flying else []
-        self._flying = self._overlap and tag > 0
-        self._under_way = tag
+        actions: list[Action] = [Agree(self.rounds - 1, late=True)] if self.flies else []
+        self.flies = False
         self.rounds += 1
-        return [*actions, AllReduce(self.rounds - 1, self._members, tag)]
+        if len(self._members) == 1 and not self._outer:  # one's own weights are the mean
+            self.agreed = True
+            return actions
+        self._under_way, self._unsummed = tag, list(self._buckets)
+        return [*actions, self._sum()]
+
+    def _sum(self) -> AllReduce:
+        bucket, tag = self._unsummed[0], self._under_way or 0
+        if bucket != WEIGHTS:
+            return AllReduce(bucket, self._members)
+        self.flies = self._overlap and tag > 0
+        return AllReduce(WEIGHTS, self._members, tag)
 
     def _reduced(self, event: Reduced) -> list[Action]:
         assert self._under_way is not None
+        if event.bucket != WEIGHTS:
+            self._unsummed.pop(0)
+            return [Usable(event.bucket, self.rounds), self._sum()]
         if event.tags != self._under_way * event.summed:
             raise ExchangeError(
                 "the workers do not average at the same point: one asked for the mean "
@@ -154,9 +197,9 @@ class AverageMachine:
                 "paceline.settle() on every worker first; then one of them may save or evaluate."
             )
         self._under_way = None
-        if not self._flying:
+        if not self.flies:
             self.agreed = True
-            return [Agree(event.bucket)]
+            return [Agree(self.rounds - 1)]
         if self._next is None:
             return []
         tag, self._next = self._next, None
