@@ -10,7 +10,7 @@ Between two rounds every worker holds weights of its own. A script that looks at
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,8 +26,17 @@ from paceline.architectures.group import ended_early
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
-from paceline.protocol.actions import Action, AllReduce, Event
-from paceline.protocol.collectives import Agree, AverageMachine, Reduced, Settle
+from paceline.protocol.actions import AllReduce, Event, Usable
+from paceline.protocol.collectives import (
+    BESIDE,
+    SHAPES,
+    WEIGHTS,
+    Agree,
+    AverageMachine,
+    Left,
+    Reduced,
+    Settle,
+)
 from paceline.protocol.collectives import Trained as LocalStep
 
 
@@ -44,12 +53,13 @@ class AverageArchitecture:
     def distribute(self, trained: Trained) -> None:
         start_equal(self._collective, trained.everything())
         self._trained = trained
+        buffers = flatten(trained.model.buffers())
         for optimizer in trained.optimizers:
-            part = Rounds(self._options, self._context, self._collective, optimizer)
+            part = Rounds(self._options, self._context, self._collective, optimizer, buffers)
             self._parts.append(part)
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(part.after_step)
-        self._parts[0].buffers = flatten(trained.model.buffers())
+            buffers = []  # they go with the first
         self._take_in()
         self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)
 
@@ -137,25 +147,31 @@ class Rounds:
         context: Context,
         collective: Collective,
         optimizer: Optimizer,
+        buffers: list[Flat],
     ) -> None:
         self.optimizer = optimizer
         self.ever: dict[int, Tensor] = {}
         """All that was ever trained: what is frozen later was changed before."""
-        self.buffers: list[Flat] = []
         self.exchanged_bytes = 0
         self._options, self._context, self._collective = options, context, collective
-        self._machine = self._machine_at(0)
-        self._weights: list[Flat] = []
-        self._state: list[Flat] = []
+        self._buffers, self._weights, self._state = buffers, list[Flat](), list[Flat]()
         self._sent: list[Tensor] = []
         """What this worker had put into the round that is under way, overlapped."""
-        self._round = AllReduce(0, ())
-        self._tag: Tensor | None = None
-        """Of the round under way; None where this worker is alone."""
+        self._machine = self._machine_at(0)
+        self._under_way = AllReduce(WEIGHTS, ())
+        self._number = torch.zeros(1)
+        """What travels with it: its tag, or how much state there is."""
 
     def _machine_at(self, step: int) -> AverageMachine:
-        every, overlap = self._options.every, self._options.overlap
-        return AverageMachine(self._collective.members, every=every, overlap=overlap, step=step)
+        return AverageMachine(
+            self._collective.members,
+            every=self._options.every,
+            overlap=self._options.overlap,
+            buffers=bool(self._buffers),
+            state=self._options.state,
+            outer=self._options.outer != "none",
+            step=step,
+        )
 
     @property
     def steps(self) -> int:
@@ -204,58 +220,76 @@ class Rounds:
     @torch.no_grad()
     def _tell(self, event: Event) -> None:
         """Do what the machine decides, and wait for a round where it does."""
-        self._do(self._machine.handle(event))
+        self._do(Left(self._collective.members))
+        self._do(event)
         while self._machine.waits:
-            self._do(self._machine.handle(self._reduced()))
+            self._do(self._ended())
 
-    def _do(self, actions: Iterable[Action]) -> None:
-        for action in actions:
+    def _do(self, event: Event) -> None:
+        for action in self._machine.handle(event):
             match action:
                 case AllReduce():
-                    self._begin(action)
+                    self._start(action)
+                case Usable(bucket):
+                    self._take(bucket)
                 case Agree():
                     self._agree(late=action.late)
 
-    @property
-    def _is_alone(self) -> bool:
-        """One's own weights are the mean."""
-        return len(self._collective.members) == 1 and self._options.outer == "none"
+    def _start(self, action: AllReduce) -> None:
+        """Begin a sum, or make it again with the values as they were: workers were lost."""
+        self._under_way = action
+        if action.bucket == SHAPES:
+            self._find_state()
+        flats = self._flats()
+        for flat in flats:
+            flat.pack()
+        if action.bucket == WEIGHTS and self._sent:
+            for flat, values in zip(flats, self._sent, strict=True):
+                flat.buffer.copy_(values)
+        elif action.bucket == WEIGHTS and self._machine.flies:
+            self._sent = [flat.buffer.clone() for flat in flats]
+        if action.bucket != BESIDE:
+            value = self._num_state if action.bucket == SHAPES else action.tag
+            self._number = torch.tensor([value], dtype=torch.float64, device=self._context.device)
+            self._collective.start(self._number)
+        for flat in flats:
+            self._collective.start(flat.buffer)
 
-    def _begin(self, action: AllReduce) -> None:
-        """Start a round: the weights, behind what is averaged at once."""
-        self._round, self._tag = action, None
-        if self._is_alone:
-            return
-        self._average([*self.buffers, *self._optimizer_state()])
-        weights = [flat.pack() for flat in self._weights]
-        if self._options.overlap and action.tag > 0:
-            self._sent = [buffer.clone() for buffer in weights]
-        self._start([self._make_tag(), *weights])
+    def _ended(self) -> Event:
+        """Wait for the sum under way, and make a mean of it."""
+        bucket, flats, tags = self._under_way.bucket, self._flats(), 0
+        try:
+            self._collective.finish()
+        except Regrouped:
+            for flat in flats:
+                flat.renew()
+            return Left(self._collective.members, void=True)
+        summed = self._collective.summed
+        for flat in flats:
+            flat.buffer.div_(summed)
+            self.exchanged_bytes += flat.size_bytes
+        if bucket == WEIGHTS:
+            tags = int(self._number)
+            ended = self._context.ended() if tags != self._under_way.tag * summed else {}
+            if ended:
+                raise ended_early(ended, self._context.identity.name)
+        return Reduced(bucket, tags, summed)
 
-    def _reduced(self) -> Reduced:
-        """Wait for the round under way."""
-        if self._tag is None:
-            return Reduced(self._round.bucket, self._round.tag, 1)
-        self._finish(self._weights, self._begin_again)
-        tags, summed = int(self._tag), self._collective.summed
-        ended = self._context.ended() if tags != self._round.tag * summed else {}
-        if ended:
-            raise ended_early(ended, self._context.identity.name)
-        return Reduced(self._round.bucket, tags, summed)
+    def _flats(self) -> list[Flat]:
+        """Of the sum under way."""
+        beside = [*self._buffers, *self._state]
+        return {WEIGHTS: self._weights, BESIDE: beside, SHAPES: []}[self._under_way.bucket]
 
-    def _begin_again(self) -> list[Tensor]:
-        """The values of the round under way, in other buffers."""
-        for flat in self._weights:
-            flat.renew()
-        for flat, values in zip(self._weights, self._sent, strict=False):
-            flat.buffer.copy_(values)
-        packed = [flat.buffer if self._sent else flat.pack() for flat in self._weights]
-        return [self._make_tag(), *packed]
+    def _take(self, bucket: int) -> None:
+        """A mean of what goes beside the weights is there."""
+        if bucket == SHAPES and float(self._number) != self._num_state * self._collective.summed:
+            problem = "workers' optimizers hold state for different parameters"
+            raise ExchangeError(f"{problem}; average without state=true, or use every parameter.")
+        for flat in self._flats():
+            flat.unpack()
 
     def _agree(self, *, late: bool) -> None:
         """Take the mean; late, bring in what it differs by from what this worker had sent."""
-        if self._tag is None:
-            return
         targets, sent, self._sent = self._outer.step(), self._sent, []
         for number, (flat, target) in enumerate(zip(self._weights, targets, strict=True)):
             if late:
@@ -263,48 +297,13 @@ class Rounds:
             else:
                 flat.unpack(target)
 
-    def _make_tag(self) -> Tensor:
-        """Travels with the weights and shows whether all workers average for the same reason."""
-        self._tag = torch.tensor(
-            [self._round.tag], dtype=torch.float64, device=self._context.device
-        )
-        return self._tag
+    @property
+    def _num_state(self) -> int:
+        """A parameter unused by some workers only has state there only; sums would not match."""
+        return sum(flat.buffer.numel() for flat in self._state)
 
-    def _average(self, flats: Iterable[Flat]) -> None:
-        """Replace the tensors by their mean over the workers; the buffers hold it too."""
-        flats = list(flats)
-
-        def again() -> list[Tensor]:
-            for flat in flats:
-                flat.renew()
-            return [flat.pack() for flat in flats]
-
-        self._start(flat.pack() for flat in flats)
-        self._finish(flats, again)
-        for flat in flats:
-            flat.unpack()
-
-    def _start(self, values: Iterable[Tensor]) -> None:
-        for value in values:
-            self._collective.start(value)
-
-    def _finish(self, flats: Iterable[Flat], again: Callable[[], list[Tensor]]) -> None:
-        """Wait for the sums, and make means of them; `again`: their values as they were, in other
-        buffers, where a worker was lost meanwhile."""
-        while True:
-            try:
-                self._collective.finish()
-                break
-            except Regrouped:
-                self._start(again())
-        for flat in flats:
-            flat.buffer.div_(self._collective.summed)
-            self.exchanged_bytes += flat.size_bytes
-
-    def _optimizer_state(self) -> list[Flat]:
-        """Momentum and the like, where the user wants them averaged; counters of steps are not."""
-        if not self._options.state:
-            return []
+    def _find_state(self) -> None:
+        """Momentum and the like; counters of steps are not averaged."""
         tensors = [
             value
             for parameter in _tensors_of(self.optimizer)
@@ -314,23 +313,6 @@ class Rounds:
         known = [tensor for flat in self._state for tensor in flat.tensors]
         if {id(tensor) for tensor in tensors} != {id(tensor) for tensor in known}:
             self._state = flatten(tensors)  # the first round, or a checkpoint was loaded
-            self._check_state()
-        return self._state
-
-    def _check_state(self) -> None:
-        """A parameter unused by some workers only has state there only; sums would not match."""
-        own = float(sum(flat.buffer.numel() for flat in self._state))
-        totals: list[Tensor] = []
-
-        def total() -> list[Tensor]:
-            totals[:] = [torch.tensor([own], dtype=torch.float64, device=self._context.device)]
-            return totals
-
-        self._start(total())
-        self._finish([], total)
-        if float(totals[0]) != own * self._collective.summed:
-            problem = "workers' optimizers hold state for different parameters"
-            raise ExchangeError(f"{problem}; average without state=true, or use every parameter.")
 
 
 def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -274,8 +274,6 @@ class Crew:
                     self._say(action.to, action.message)
                 case Heard():
                     self._heard.add(action.worker)
-                    if action.worker > self._identity.rank:  # it has called us: say that we heard
-                        self._say(f"worker{action.worker}", Here(self._identity.rank))
                 case Regroup():
                     self._regroup = action
                 case Over():

@@ -22,7 +22,7 @@ from paceline.architectures.elastic import ElasticCollective, Regrouped
 from paceline.architectures.group import Operation, watched
 from paceline.architectures.host_sums import Between, HostCollective
 from paceline.architectures.server.exchange.setup import Meeting
-from paceline.protocol.collectives import hosts_left
+from paceline.protocol.collectives import hosts_left, hosts_of
 
 SIDES = 2
 DIGEST_BYTES = 7
@@ -146,10 +146,7 @@ class ElasticHosts(ElasticCollective):
                 self.finish()
             except Regrouped:
                 continue
-            names = found.tolist()
-            return [
-                [r for r, name in enumerate(names) if name == one] for one in dict.fromkeys(names)
-            ]
+            return hosts_of(found.tolist())
 
     def _store_of(self, side: int) -> PrefixStore | None:
         """One for each time that the same workers find each other's memory."""

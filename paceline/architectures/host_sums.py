@@ -175,9 +175,8 @@ class HostCollective:
         self._arrived, self._summed, self._shared = flags[:mates], flags[mates:-1], flags[-1]
         others = [(place, mate) for place, mate in enumerate(self._mates) if mate != rank]
         self._ears = [_Ear(self._arrived[place], partial(Brought, mate)) for place, mate in others]
-        if self._leads:
-            self._ears += [_Ear(self._summed[at], partial(Summed, mate)) for at, mate in others]
-        else:
+        self._ears += [_Ear(self._summed[place], partial(Summed, mate)) for place, mate in others]
+        if not self._leads:
             self._ears.append(_Ear(self._shared, Shared))
         self._machine = HybridMachine(rank, self._hosts, buckets)
         self._started = self._steps = 0
@@ -310,23 +309,14 @@ class HostCollective:
         if crew is not None and crew.is_short:
             raise MemberLost
         if waited_seconds > self._context.deadline_seconds:
-            raise self._late()
+            operation = f"sum inside host {self._context.identity.host}, step {self._steps}"
+            missing = [f"worker{rank}" for rank in self._machine.missing]
+            raise DeadlineError(operation, self._context.deadline_seconds, missing)
         if crew is None and waited_seconds > self._looked_after + LOOK_SECONDS:
             self._looked_after = waited_seconds
             if ended := self._context.ended():
                 raise ended_early(ended, self._context.identity.name)
         time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
-
-    def _late(self) -> DeadlineError:
-        """The flags say who has not brought its gradients, or else not summed its stretch."""
-        late = self._behind(self._arrived) or self._behind(self._summed) or [self._mates[0]]
-        missing = [f"worker{rank}" for rank in late]
-        operation = f"sum inside host {self._context.identity.host}, step {self._steps}"
-        return DeadlineError(operation, self._context.deadline_seconds, missing)
-
-    def _behind(self, flags: Flags) -> list[int]:
-        places = enumerate(self._mates)
-        return [mate for place, mate in places if not (flags[place] > self._steps).all()]
 
     def _attach(self, key: str, author: int) -> list[Segment]:
         tickets = self._meeting.read(key, list[Ticket], f"worker{author}")

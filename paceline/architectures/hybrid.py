@@ -24,8 +24,8 @@ from paceline.architectures.server.exchange.opening import Exchange
 from paceline.architectures.server.exchange.plan import Exchanged
 from paceline.architectures.server.exchange.setup import Meeting
 from paceline.errors import SpecError
-from paceline.launch import Identity
 from paceline.protocol.buckets import HYBRID_BUCKET_BYTES as BUCKET_BYTES
+from paceline.protocol.collectives import hosts_of
 
 
 class HybridArchitecture(BucketedArchitecture):
@@ -67,7 +67,7 @@ def serve(options: spec.Hybrid, context: Context) -> dict[str, object]:
     if options.between != "server":
         context.note(f"{context.identity.name} has nothing to do: between = ring needs no servers.")
         return {}
-    hosts = _members_by_host(Meeting(context), context.identity)
+    hosts = _hosts(Meeting(context), context.identity.workers)
     if len(hosts) == 1:
         context.note(f"{context.identity.name} has nothing to do: all workers share one host.")
         return {}
@@ -130,7 +130,7 @@ def _sums(options: spec.Hybrid, context: Context) -> HostCollective | ElasticHos
         return ElasticHosts(context, context.crew, lambda hosts: _among(options, context, hosts))
     meeting = Meeting(context)
     meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
-    hosts = _members_by_host(meeting, identity)
+    hosts = _hosts(meeting, identity.workers)
     return HostCollective(context, meeting, hosts, lambda: _among(options, context, hosts))
 
 
@@ -145,13 +145,9 @@ def _among(
     return ServedSums(_server_options(context), _among_leaders(context, hosts))
 
 
-def _members_by_host(meeting: Meeting, identity: Identity) -> list[list[int]]:
-    """The workers of each host, in order of rank; the first of each leads."""
-    by_host: dict[str, list[int]] = {}
-    for rank in range(identity.workers):
-        host = meeting.read(f"hybrid/host/{rank}", str, f"worker{rank}")
-        by_host.setdefault(host, []).append(rank)
-    return list(by_host.values())
+def _hosts(meeting: Meeting, workers: int) -> list[list[int]]:
+    """The workers of each host, as all have said where they are."""
+    return hosts_of(meeting.read(f"hybrid/host/{n}", str, f"worker{n}") for n in range(workers))
 
 
 def _among_leaders(context: Context, hosts: Sequence[Sequence[int]]) -> Context:

@@ -6,7 +6,7 @@ takes as long as a closed form says: 100,000 workers cost what two do.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from paceline import spec
@@ -17,10 +17,20 @@ from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
 from paceline.protocol.actions import AllReduce
 from paceline.protocol.buckets import HYBRID_BUCKET_BYTES, filled
-from paceline.protocol.collectives import AverageMachine, Made, Reduced, RingMachine, Trained
+from paceline.protocol.collectives import (
+    BESIDE,
+    SHAPES,
+    WEIGHTS,
+    AverageMachine,
+    Made,
+    Reduced,
+    RingMachine,
+    Trained,
+)
 from paceline.units import format_bytes
 
 PHASES = 5
+COUNT_BYTES = 8
 NOTICED = 0.03
 """Waiting for less of a step than this is not what limits."""
 
@@ -41,9 +51,8 @@ def collective_step(
     if topology.workers == 1:
         exposed = busy = 0.0
     elif isinstance(kind, spec.Average):
-        packing = 2 * work.parameter_bytes / constants.sum_rate  # into one buffer, and out of it
-        whole = exchange.seconds(work.parameter_bytes) + packing
-        exposed, busy = _between_rounds(kind, compute, whole), whole / kind.every
+        sums = _sums_of_round(kind, experiment.workload.optimizer, work, exchange, constants)
+        exposed, busy = _between_rounds(kind, compute, sums), sum(sums.values()) / kind.every
         late /= kind.every**0.5
     else:
         exposed, busy = _exposed(work, exchange, stack, kind, constants)
@@ -160,9 +169,31 @@ def _in_order(
     return end, busy
 
 
-def _between_rounds(kind: spec.Average, compute_seconds: float, round_seconds: float) -> float:
+def _sums_of_round(
+    kind: spec.Average,
+    optimizer: spec.Optimizer,
+    work: Work,
+    exchange: _Exchange,
+    constants: Constants,
+) -> dict[int, float]:
+    """Seconds of each sum of a round; a model's buffers are in no profile."""
+    sizes = {WEIGHTS: work.parameter_bytes}
+    if kind.state:
+        from paceline.training.optimizers import state_factor  # it loads torch
+
+        sizes |= {SHAPES: COUNT_BYTES, BESIDE: state_factor(optimizer) * work.parameter_bytes}
+    # A bucket is packed into one buffer, and out of it; one that is empty is not summed.
+    return {
+        bucket: exchange.seconds(size) + 2 * size / constants.sum_rate if size else 0.0
+        for bucket, size in sizes.items()
+    }
+
+
+def _between_rounds(
+    kind: spec.Average, compute_seconds: float, sum_seconds: Mapping[int, float]
+) -> float:
     """Seconds that a local step waits for rounds, on average, once one is always under way."""
-    machine = AverageMachine((0,), every=kind.every, overlap=kind.overlap)
+    machine = AverageMachine((0, 1), every=kind.every, overlap=kind.overlap, state=kind.state)
     now = there = began = 0.0
     summed = Reduced(0)
     for step in range(2 * kind.every):
@@ -172,7 +203,8 @@ def _between_rounds(kind: spec.Average, compute_seconds: float, round_seconds: f
         while True:
             for action in actions:
                 if isinstance(action, AllReduce):
-                    there, summed = now + round_seconds, Reduced(action.bucket, action.tag, 1)
+                    there = now + sum_seconds[action.bucket]
+                    summed = Reduced(action.bucket, action.tag, 1)
             if not machine.waits:
                 break
             now = max(now, there)

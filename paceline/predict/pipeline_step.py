@@ -144,7 +144,7 @@ def pipeline_step(
     """One step of all pipelines side by side, which are alike."""
     options = experiment.architecture
     assert isinstance(options, spec.Pipeline)
-    pipe = pipe_of(options, topology.workers)
+    pipe = Pipe.of(options, topology.workers)
     of = max(topology.computing, key=lambda c: c.slowdown)
     stages = stages_of(experiment, options, pipe, of, constants)
 
@@ -202,7 +202,7 @@ def moved_bytes(experiment: spec.Experiment) -> list[tuple[int, int]]:
     other, and its part of the sums between pipelines."""
     options, topology = experiment.architecture, topology_of(experiment)
     assert isinstance(options, spec.Pipeline)
-    pipe = pipe_of(options, topology.workers)
+    pipe = Pipe.of(options, topology.workers)
     constants = expected(find_stack(experiment.prediction.stack))
     stages = stages_of(experiment, options, pipe, topology.computing[0], constants)
     summed = 2 * (options.replicas - 1) / options.replicas
@@ -216,16 +216,6 @@ def moved_bytes(experiment: spec.Experiment) -> list[tuple[int, int]]:
             for place in (owner, after):
                 moved[place] += pipe.microbatches * stage.handed_bytes
     return [(round(size), round(size)) for size in moved] * options.replicas
-
-
-def pipe_of(options: spec.Pipeline, workers: int) -> Pipe:
-    """One of the pipelines that so many workers make."""
-    return Pipe(
-        schedule=options.schedule,
-        workers=workers // options.replicas,
-        microbatches=options.microbatches,
-        loops=options.stages_per_worker,
-    )
 
 
 def stages_of(

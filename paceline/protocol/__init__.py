@@ -1,13 +1,15 @@
-"""What an exchange decides: pure state machines and the plan they go by, and who carries them out.
+"""What an exchange decides: pure state machines and the plan they go by.
 
 plan          from sizes, options and a cluster's shape to chunks (`chunks`), seats (`placement`)
               and rules
 exchange      a worker's side with servers; `seat` the server's, over `closing`, its chunks, and
               their `steps`; who is there (`membership`), comes (`admission`), is lost while others
               go on (`losses`)
-collectives   a worker's side without them; `pipeline` where stages of the model are dealt
+collectives   a worker's side without them; `regrouping` where it may lose others; `pipeline` where
+              stages of the model are dealt
 messages      what members tell each other; `actions` what machines are told and want done
-member        the one place where actions are carried out, in any world
+member        has an exchange with servers carried out, in any world; collectives and stages are
+              carried out by their architectures and by `predict`
 
 No torch, no sockets, no clock. The runtime feeds the machines from the network, the predictor from
 a virtual one, tests by hand.

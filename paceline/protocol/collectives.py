@@ -84,12 +84,25 @@ class Trained(Event, frozen=True, gc=False):
     """One local step was taken."""
 
 
+class Left(Event, frozen=True):
+    """These workers are there; others may have been lost."""
+
+    members: tuple[int, ...]
+    void: bool = False
+    """The sum under way came to nothing by that."""
+
+
 class Agree(Action, frozen=True, gc=False):
     """The mean of a round is there: take it for the weights (`late`: add what it changes to them,
     as local steps were taken since it left)."""
 
     round: int
     late: bool = False
+
+
+WEIGHTS, BESIDE, SHAPES = range(3)
+"""What a round sums, as buckets: the weights; what is averaged at once before they leave (buffers,
+an optimizer's state); how much of it there is, which must be the same on all workers."""
 
 
 class AverageMachine:
@@ -102,23 +115,37 @@ class AverageMachine:
     """
 
     def __init__(
-        self, members: Sequence[int], *, every: int, overlap: bool = False, step: int = 0
+        self,
+        members: Sequence[int],
+        *,
+        every: int,
+        overlap: bool = False,
+        buffers: bool = False,
+        state: bool = False,
+        outer: bool = False,
+        step: int = 0,
     ) -> None:
+        """`buffers`, `state`: the model's, the optimizer's are averaged too. `outer`: a mean leads
+        to other weights, so that a round moves even one who is alone."""
         self.step, self.rounds = step, 0
         self.agreed = True
         """No local step was taken since the last round ended."""
+        self.flies = False
+        """Local steps are taken behind the weights of a round that was begun and not taken."""
         self._members, self._every, self._overlap = tuple(members), every, overlap
+        self._buckets = (*(SHAPES,) * state, *(BESIDE,) * (state or buffers), WEIGHTS)
+        self._outer = outer
         self._under_way: int | None = None
-        """Tag of the round whose sum is on its way."""
-        self._flying = False
-        """A round in turn was begun and not taken; overlapped ones only."""
+        """Tag of the round whose sums are on their way."""
+        self._unsummed: list[int] = []
+        """Buckets of that round, the one that is being summed first."""
         self._next: int | None = None
         """Tag of the round that begins when the one under way has ended."""
 
     @property
     def waits(self) -> bool:
         """Training goes on only when the round under way has ended."""
-        return self._next is not None or (self._under_way is not None and not self._flying)
+        return self._next is not None or (self._under_way is not None and not self.flies)
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
@@ -132,6 +159,9 @@ class AverageMachine:
                 return [] if self.agreed else self._begin(-self.step)
             case Reduced():
                 return self._reduced(event)
+            case Left():
+                self._members = event.members
+                return [self._sum()] if event.void else []
         raise ExchangeError(f"a worker that averages cannot handle {event!r}.")
 
     def _begin(self, tag: int) -> list[Action]:
@@ -139,14 +169,27 @@ class AverageMachine:
         if self._under_way is not None:
             self._next = tag
             return []
-        actions: list[Action] = [Agree(self.rounds - 1, late=True)] if self._flying else []
-        self._flying = self._overlap and tag > 0
-        self._under_way = tag
+        actions: list[Action] = [Agree(self.rounds - 1, late=True)] if self.flies else []
+        self.flies = False
         self.rounds += 1
-        return [*actions, AllReduce(self.rounds - 1, self._members, tag)]
+        if len(self._members) == 1 and not self._outer:  # one's own weights are the mean
+            self.agreed = True
+            return actions
+        self._under_way, self._unsummed = tag, list(self._buckets)
+        return [*actions, self._sum()]
+
+    def _sum(self) -> AllReduce:
+        bucket, tag = self._unsummed[0], self._under_way or 0
+        if bucket != WEIGHTS:
+            return AllReduce(bucket, self._members)
+        self.flies = self._overlap and tag > 0
+        return AllReduce(WEIGHTS, self._members, tag)
 
     def _reduced(self, event: Reduced) -> list[Action]:
         assert self._under_way is not None
+        if event.bucket != WEIGHTS:
+            self._unsummed.pop(0)
+            return [Usable(event.bucket, self.rounds), self._sum()]
         if event.tags != self._under_way * event.summed:
             raise ExchangeError(
                 "the workers do not average at the same point: one asked for the mean "
@@ -154,9 +197,9 @@ class AverageMachine:
                 "paceline.settle() on every worker first; then one of them may save or evaluate."
             )
         self._under_way = None
-        if not self._flying:
+        if not self.flies:
             self.agreed = True
-            return [Agree(event.bucket)]
+            return [Agree(self.rounds - 1)]
         if self._next is None:
             return []
         tag, self._next = self._next, None
@@ -172,7 +215,7 @@ class Brought(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Summed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member of the host has summed its stretch of a bucket; told to the leader."""
+    """A member of the host has summed its stretch of a bucket."""
 
     worker: int
     bucket: int
@@ -202,6 +245,15 @@ class Stretched(Event, frozen=True, gc=False):
     bucket: int
 
 
+def hosts_of(names: Iterable[object]) -> list[list[int]]:
+    """From the name of each worker's host to the workers of each, in order of rank; the first of
+    each leads."""
+    mates: dict[object, list[int]] = {}
+    for rank, name in enumerate(names):
+        mates.setdefault(name, []).append(rank)
+    return list(mates.values())
+
+
 def hosts_left(
     hosts: Iterable[Sequence[int]], members: Collection[int]
 ) -> tuple[tuple[int, ...], ...]:
@@ -209,6 +261,10 @@ def hosts_left(
     of a host leads it, so another does where the leader is lost. The same on all of them."""
     left = (tuple(sorted(rank for rank in mates if rank in members)) for mates in hosts)
     return tuple(sorted(mates for mates in left if mates))
+
+
+Told = dict[tuple[int, int], set[int]]
+"""Step and bucket -> members that have, until the step is over: one who is ahead may tell of it."""
 
 
 class HybridMachine:
@@ -223,10 +279,22 @@ class HybridMachine:
         self._leaders = tuple(mates[0] for mates in hosts)
         self._leads = self._mates[0] == worker
         self._buckets = buckets
-        self._brought: dict[tuple[int, int], set[int]] = {}
-        self._summed: dict[tuple[int, int], set[int]] = {}
-        """Step and bucket -> members that have: one who is a step ahead may tell of it."""
+        self._brought: Told = {}
+        self._summed: Told = {}
         self._num_summed = self._num_sent = self._num_shared = 0
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Whom the open step waits for: who has not brought all of its buckets, else not summed its
+        stretch of them; else those who exchange the hosts' sums, as far as they are known here."""
+        for told in (self._brought, self._summed):
+            done = [told.get((self.step, bucket), ()) for bucket in range(self._buckets)]
+            late = tuple(mate for mate in self._mates if any(mate not in who for who in done))
+            if late:
+                return late
+        if not self._leads:
+            return self._mates[:1]
+        return tuple(leader for leader in self._leaders if leader != self.worker)
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
@@ -237,11 +305,9 @@ class HybridMachine:
             case Brought():
                 self._brought.setdefault((event.step, event.bucket), set()).add(event.worker)
                 return self._advance()
-            case Stretched() if self._leads:
-                return self._count_summed(Summed(self.worker, event.bucket, self.step))
             case Stretched():
-                told_leader = Summed(self.worker, event.bucket, self.step)
-                return [Send(f"worker{self._mates[0]}", told_leader)]
+                done = Summed(self.worker, event.bucket, self.step)
+                return [*self._to_mates(done), *self._count_summed(done)]
             case Summed():
                 return self._count_summed(event)
             case Reduced():
@@ -257,19 +323,20 @@ class HybridMachine:
         """Sum what everybody has brought, bucket by bucket in the same order on all."""
         actions: list[Action] = []
         place, places = self._mates.index(self.worker), len(self._mates)
-        while len(self._brought.get((self.step, self._num_summed), ())) == places:
-            del self._brought[self.step, self._num_summed]
+        while self._have_all(self._brought, self._num_summed):
             actions.append(SumStretch(self._num_summed, place, places))
             self._num_summed += 1
         return actions
 
+    def _have_all(self, told: Told, bucket: int) -> bool:
+        return len(told.get((self.step, bucket), ())) == len(self._mates)
+
     def _count_summed(self, event: Summed) -> list[Action]:
+        """The leader sends on what all have summed; the others only know for whom they wait."""
         self._summed.setdefault((event.step, event.bucket), set()).add(event.worker)
         actions: list[Action] = []
-        while len(self._summed.get((self.step, self._num_sent), ())) == len(self._mates):
-            bucket, step = self._num_sent, self.step
-            del self._summed[step, bucket]
-            self._num_sent += 1
+        while self._leads and self._have_all(self._summed, self._num_sent):
+            bucket, self._num_sent = self._num_sent, self._num_sent + 1
             if len(self._leaders) > 1:
                 actions.append(AllReduce(bucket, self._leaders))
             else:
@@ -286,4 +353,7 @@ class HybridMachine:
             return [usable]
         self._num_summed = self._num_sent = self._num_shared = 0
         self.step += 1
+        for told in (self._brought, self._summed):
+            for over in [key for key in told if key[0] < self.step]:
+                del told[over]
         return [usable, *self._advance()]

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event
 
@@ -58,6 +59,16 @@ class Pipe(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int
     loops: int = 1
     """Stages on each worker."""
+
+    @classmethod
+    def of(cls, options: spec.Pipeline, workers: int) -> "Pipe":
+        """One of the pipelines that so many workers make."""
+        return cls(
+            schedule=options.schedule,
+            workers=workers // options.replicas,
+            microbatches=options.microbatches,
+            loops=options.stages_per_worker,
+        )
 
     @property
     def stages(self) -> int:

@@ -175,8 +175,10 @@ class RegroupMachine:
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
-            case Here():
-                return [Heard(event.worker)]
+            case Here(worker):
+                # Those behind this worker have called it, and hear that it heard them.
+                answer = [Send(f"worker{worker}", Here(self.worker))]
+                return [Heard(worker), *(answer if worker > self.worker else ())]
             case Lost():
                 return self._lose([int(event.member.removeprefix("worker"))])
             case Stopped():

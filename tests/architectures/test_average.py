@@ -210,16 +210,20 @@ def test_counts_what_it_saves_against_ring():
     assert counted["saved_bytes"] == round(STEPS * weights_bytes * per_byte) - exchanged
 
 
-def train_with_a_part_unused(collective, context):
+def train_with_a_part_unused(collective, context, since):
+    """Both use a part of the model, and worker 0 all of it from a step on."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     architecture = AverageArchitecture(spec.Average(state=True), context, collective)
     architecture.distribute(Trained(model, [optimizer]))
-    used = model[0](torch.ones(1, 2))
-    (model[1](used) if context.identity.rank == 0 else used).sum().backward()
-    optimizer.step()
+    for step in range(3):
+        used = model[0](torch.ones(1, 2))
+        uses_all = step >= since and context.identity.rank == 0
+        (model[1](used) if uses_all else used).sum().backward()
+        optimizer.step()
 
 
-def test_state_of_different_parameters_is_an_error_before_the_first_mean():
+@pytest.mark.parametrize("since", [0, 1])
+def test_state_of_different_parameters_is_an_error_before_a_mean_of_it(since):
     with pytest.raises(ExchangeError, match="different parameters"):
-        run_threads(train_with_a_part_unused, 2)
+        run_threads(train_with_a_part_unused, 2, since)

@@ -12,13 +12,14 @@ import torch
 from paceline import spec
 from paceline.architectures import build
 from paceline.architectures.group import Group
+from paceline.architectures.host_sums import HostCollective
 from paceline.architectures.trained import Trained
 from paceline.errors import DeadlineError
 from paceline.testing import run_members
 from tests.curves import small_model
 
 
-def one_stays_away(session, options):
+def one_stays_away(session, options, away=1):
     """Worker 1 takes part in the first exchange only; what the others say about it."""
     context = dataclasses.replace(session.context(torch.device("cpu"), 0), deadline_seconds=6.0)
     session.store.set(f"here/{session.rank}", "")
@@ -29,7 +30,7 @@ def one_stays_away(session, options):
     architecture.distribute(Trained(model, [optimizer]))
     try:
         for step in range(2):
-            if session.rank == 1 and step == 1:
+            if session.rank == away and step == 1:
                 session.store.wait(["told/0", "told/2"], timedelta(seconds=60))
                 return []
             model(torch.ones(1, 20)).sum().backward()
@@ -47,6 +48,24 @@ def one_stays_away(session, options):
 def test_the_worker_that_stays_away_is_named(options):
     found = run_members(one_stays_away, options, workers=3, architecture=options)
     assert found == [["worker1"], [], ["worker1"]]
+
+
+def one_brings_and_does_not_sum(session, options):
+    """Worker 2 is stuck behind its gradients, as one that is suspended while it waits."""
+
+    def be_stuck(sums, *_):
+        session.store.wait(["told/0", "told/1"], timedelta(seconds=60))
+        raise DeadlineError("nothing", 0.0, [])
+
+    if session.rank == 2:
+        HostCollective._sum = be_stuck
+    return one_stays_away(session, options, away=None)
+
+
+def test_who_is_stuck_behind_its_gradients_is_named_alone():
+    options = spec.Hybrid()
+    found = run_members(one_brings_and_does_not_sum, options, workers=3, architecture=options)
+    assert found == [["worker2"], ["worker2"], []]
 
 
 def sums_of_two_groups(session):

@@ -100,11 +100,16 @@ def test_buckets_are_summed_as_on_the_test_network(kind, hosts):
         assert by_kind(real[worker]) == by_kind(network.decided[worker])
 
 
-@pytest.mark.parametrize(("every", "overlap"), [(1, False), (4, False), (4, True)])
-def test_rounds_are_those_of_the_test_network(every, overlap):
-    options = spec.Average(every=every, overlap=overlap)
+@pytest.mark.parametrize(
+    ("every", "overlap", "state"),
+    [(1, False, False), (4, False, True), (4, True, False), (4, True, True)],
+)
+def test_rounds_are_those_of_the_test_network(every, overlap, state):
+    options = spec.Average(every=every, overlap=overlap, state=state)
     real = run_members(decisions, "average", "aa", workers=2, architecture=options)
-    machines = {w: AverageMachine((0, 1), every=every, overlap=overlap) for w in (0, 1)}
+    machines = {
+        w: AverageMachine((0, 1), every=every, overlap=overlap, state=state) for w in (0, 1)
+    }
     network = Noting(machines)
     for event in (*(Trained() for _ in range(STEPS)), Settle()):
         for worker in machines:

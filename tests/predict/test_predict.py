@@ -1,6 +1,7 @@
 """What predictions promise: closed forms, the same answer for a seed, machines that decide."""
 
 import pytest
+from msgspec.structs import replace
 
 from paceline import spec
 from paceline.errors import SpecError
@@ -83,6 +84,19 @@ def test_the_closed_forms_hold_to_one_percent(
     found = simulate(asked, find_stack("paceline"), ideal())
     closed = exchange_seconds(placement, workers, servers, LAYERS * LAYER_BYTES, RATE)
     assert found.step_seconds == pytest.approx(closed, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_round_that_averages_the_optimizers_state_takes_as_much_longer(fast_device, name):
+    """Adam keeps two numbers for each weight, plain SGD none: of that only the count is summed."""
+    asked = experiment(fast_device(), "average:every=4", 3)
+    workload = replace(asked.workload, optimizer=spec.Optimizer(name=name))
+    asked = replace(asked, workload=workload)
+    without = simulate(asked).phases["exchange_exposed"]
+    asked = replace(asked, architecture=spec.Average(every=4, state=True))
+    factor = simulate(asked).phases["exchange_exposed"] / without
+    assert factor == pytest.approx(3.0 if name == "adam" else 1.0, rel=0.01)
+    assert factor > 1.0
 
 
 def test_compute_hides_an_exchange_that_is_shorter(fast_device):

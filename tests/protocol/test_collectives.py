@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import AllReduce, Send, Usable
 from paceline.protocol.collectives import (
+    BESIDE,
+    SHAPES,
+    WEIGHTS,
     Agree,
     AverageMachine,
     Finish,
     HybridMachine,
+    Left,
     Made,
     Reduced,
     RingMachine,
@@ -141,10 +145,46 @@ def test_hybrid_shares_every_bucket_once_a_step(seed, hosts, buckets, steps):
     assert len(group.reduced) == (steps * buckets if between else 0)
 
 
-def average(seed, workers, every, overlap, steps, settles=()):
+class Stuck(Group):
+    """One worker does nothing more of one kind from a bucket of a step on."""
+
+    def __init__(self, rng, machines, stuck, kind, step, bucket):
+        super().__init__(rng, machines)
+        self.stuck, self.kind, self.at = stuck, kind, (step, bucket)
+
+    def tell(self, worker, event):
+        is_its = worker == self.stuck and isinstance(event, self.kind)
+        if not is_its or (self.machines[worker].step, event.bucket) < self.at:
+            super().tell(worker, event)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=seeds,
+    hosts=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    buckets=st.integers(1, 4),
+    step=st.integers(0, 2),
+    kind=st.sampled_from([Made, Stretched]),
+)
+def test_mates_wait_for_the_one_that_is_stuck_and_others_for_leaders(
+    seed, hosts, buckets, step, kind
+):
+    rng, mates = random.Random(seed), Shape(workers=len(hosts), hosts=tuple(hosts)).mates
+    machines = {w: HybridMachine(w, mates, buckets) for w in range(len(hosts))}
+    stuck = rng.randrange(len(hosts))
+    train(Stuck(rng, machines, stuck, kind, step, rng.randrange(buckets)), buckets, 3)
+    leaders = [host[0] for host in mates]
+    for worker, machine in machines.items():
+        host = next(host for host in mates if worker in host)
+        others = tuple(leader for leader in leaders if leader != worker)
+        expected = (others if worker == host[0] else host[:1]) if stuck not in host else (stuck,)
+        assert machine.missing == expected
+
+
+def average(seed, workers, every, overlap, steps, settles=(), **beside):
     """Every worker trains when it may and settles after the steps named."""
     machines = {
-        w: AverageMachine(tuple(range(workers)), every=every, overlap=overlap)
+        w: AverageMachine(tuple(range(workers)), every=every, overlap=overlap, **beside)
         for w in range(workers)
     }
     group, left = Group(random.Random(seed), machines), {}
@@ -172,16 +212,18 @@ def average(seed, workers, every, overlap, steps, settles=()):
     overlap=st.booleans(),
     steps=st.integers(1, 9),
     settles=st.sets(st.integers(1, 9)),
+    state=st.booleans(),
 )
 def test_rounds_of_averaging_are_the_same_on_all_and_in_every_run(
-    seed, workers, every, overlap, steps, settles
+    seed, workers, every, overlap, steps, settles, state
 ):
-    group = average(seed, workers, every, overlap, steps, settles)
-    again = average(seed + 1, workers, every, overlap, steps, settles)
+    group = average(seed, workers, every, overlap, steps, settles, state=state)
+    again = average(seed + 1, workers, every, overlap, steps, settles, state=state)
+    assert all(len(set(of_all)) == 1 for of_all in group.reduced), "sums are mixed"
     assert group.agreed == again.agreed, "a run does not repeat"
     rounds = {tuple(agreed) for agreed in group.agreed.values()}
     assert len(rounds) == 1
-    if not overlap:
+    if not overlap and workers > 1:
         assert len(rounds.pop()) >= steps // every
     for machine in group.machines.values():
         assert machine.agreed or (machine.step not in settles)
@@ -202,10 +244,45 @@ def test_a_worker_that_settles_alone_is_told():
 
 def test_a_late_round_waits_for_its_turn():
     """Overlapped, a sum that is long there is taken when the next round begins."""
-    machine = AverageMachine((0,), every=2, overlap=True)
+    machine = AverageMachine((0, 1), every=2, overlap=True)
     assert machine.handle(Trained()) == []
-    assert machine.handle(Trained()) == [AllReduce(0, (0,), 2)]
-    assert machine.handle(Reduced(0, 2, 1)) == []
+    assert machine.handle(Trained()) == [AllReduce(WEIGHTS, (0, 1), 2)]
+    assert machine.handle(Reduced(WEIGHTS, 4, 2)) == []
     assert not machine.waits
     assert machine.handle(Trained()) == []
-    assert machine.handle(Trained()) == [Agree(0, late=True), AllReduce(1, (0,), 4)]
+    assert machine.handle(Trained()) == [Agree(0, late=True), AllReduce(WEIGHTS, (0, 1), 4)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_goes_beside_the_weights_is_there_before_they_leave(overlap):
+    machine = AverageMachine((0, 1), every=1, overlap=overlap, buffers=True, state=True)
+    assert machine.handle(Trained()) == [AllReduce(SHAPES, (0, 1))]
+    assert machine.waits
+    told = machine.handle(Reduced(SHAPES, 0, 2))
+    assert told == [Usable(SHAPES, 1), AllReduce(BESIDE, (0, 1))]
+    assert machine.waits
+    told = machine.handle(Reduced(BESIDE, 0, 2))
+    assert told == [Usable(BESIDE, 1), AllReduce(WEIGHTS, (0, 1), 1)]
+    assert machine.flies == overlap
+    assert machine.waits != overlap
+
+
+def test_a_sum_that_came_to_nothing_is_made_again_by_those_who_are_left():
+    machine = AverageMachine((0, 1, 2), every=1, overlap=True, buffers=True)
+    machine.handle(Trained())
+    assert machine.handle(Left((0, 1), void=True)) == [AllReduce(BESIDE, (0, 1))]
+    machine.handle(Reduced(BESIDE, 0, 2))
+    assert machine.handle(Trained()) == []
+    assert machine.waits
+    assert machine.handle(Left((0,), void=True)) == [AllReduce(WEIGHTS, (0,), 1)]
+    assert machine.handle(Reduced(WEIGHTS, 1, 1)) == [Agree(0, late=True)]
+    assert not machine.waits
+
+
+def test_one_alone_sums_only_for_an_outer_optimizer():
+    alone = AverageMachine((0,), every=1, buffers=True, state=True)
+    assert alone.handle(Trained()) == []
+    assert not alone.waits
+    assert alone.agreed
+    outer = AverageMachine((0,), every=1, outer=True)
+    assert outer.handle(Trained()) == [AllReduce(WEIGHTS, (0,), 1)]

@@ -19,6 +19,8 @@ from paceline.protocol.collectives import (
     hosts_left,
 )
 from paceline.protocol.regrouping import (
+    Heard,
+    Here,
     Over,
     Regroup,
     RegroupMachine,
@@ -257,6 +259,12 @@ def test_hosts_that_lose_members_and_leaders_make_the_same_turns_each_once():
 def test_hosts_with_a_leader_that_is_lost_are_caught():
     with pytest.raises(AssertionError, match="nobody can go on"):
         run_hosts(range(200), left=lambda hosts, members: hosts)
+
+
+def test_who_was_called_answers_and_who_has_called_does_not():
+    machine = RegroupMachine(1, range(3))
+    assert machine.handle(Here(2)) == [Heard(2), Send("worker2", Here(1))]
+    assert machine.handle(Here(0)) == [Heard(0)]
 
 
 class Hasty(RegroupMachine):

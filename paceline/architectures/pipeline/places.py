@@ -20,12 +20,7 @@ class Places:
 
     def __init__(self, options: spec.Pipeline, workers: int, rank: int) -> None:
         self.replicas = options.replicas
-        self.pipe = Pipe(
-            schedule=options.schedule,
-            workers=workers // self.replicas,
-            microbatches=options.microbatches,
-            loops=options.stages_per_worker,
-        )
+        self.pipe = Pipe.of(options, workers)
         """Each of them."""
         self.replica, self.place = divmod(rank, self.pipe.workers)
         self.last_rank = self.ranks(self.replica)[-1]
