@@ -31,7 +31,7 @@ class Losses:
         self._folder, self._say = folder, say
         experiment = folder.experiment()
         self._founders = experiment.cluster.workers
-        self._servers = experiment.cluster.servers
+        self._servers = experiment.num_servers
         self._has_second_homes = not why_servers_are_needed(experiment)
         self._newcomers = iter(newcomers)
         self.to_start: list[MemberCommand] = []
@@ -139,16 +139,10 @@ def why_servers_are_needed(experiment: spec.Experiment) -> str:
 
 
 def _shape(experiment: spec.Experiment) -> Shape:
-    cluster = experiment.cluster
-    members = cluster.workers + cluster.servers
+    cluster, servers = experiment.cluster, experiment.num_servers
     apart = experiment.engine == "tunnel" or bool(cluster.hosts)
-    hosts = () if apart else (0,) * members
-    return Shape(
-        workers=cluster.workers,
-        servers=cluster.servers,
-        hosts=hosts,
-        goes_on=cluster.goes_on,
-    )
+    hosts = () if apart else (0,) * (cluster.workers + servers)
+    return Shape(workers=cluster.workers, servers=servers, hosts=hosts, goes_on=cluster.goes_on)
 
 
 def check_survives(kind: spec.Architecture) -> None:
