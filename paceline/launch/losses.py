@@ -142,7 +142,13 @@ def _shape(experiment: spec.Experiment) -> Shape:
     cluster, servers = experiment.cluster, experiment.num_servers
     apart = experiment.engine == "tunnel" or bool(cluster.hosts)
     hosts = () if apart else (0,) * (cluster.workers + servers)
-    return Shape(workers=cluster.workers, servers=servers, hosts=hosts, goes_on=cluster.goes_on)
+    return Shape(
+        workers=cluster.workers,
+        servers=servers,
+        hosts=hosts,
+        goes_on=cluster.goes_on,
+        accelerated=cluster.device == "cuda",
+    )
 
 
 def check_survives(kind: spec.Architecture) -> None:

@@ -54,6 +54,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: bool = False
     """Those who are left go on without a lost worker."""
 
+    accelerated: bool = False
+    """Workers compute on GPUs."""
+
     @property
     def on_one_host(self) -> bool:
         members = self.workers + self.servers
@@ -164,13 +167,11 @@ def make_plan(
     options: spec.Server,
     shape: Shape,
     groups: Sequence[Settings] = (),
-    *,
-    accelerated: bool = False,
 ) -> Plan:
-    """The plan of one exchange; SpecError for what cannot work. `accelerated`: on GPUs."""
+    """The plan of one exchange; SpecError for what cannot work."""
     check(options, shape)
     table = seats(placement_of(options, shape), shape.workers, shape.servers)
-    preferred, least = suitable_bytes(options, shape, accelerated=accelerated)
+    preferred, least = suitable_bytes(options, shape)
     shares = [seat.share for seat in table]
     layout, owners = cut_and_deal(parameters, shares, preferred, least)
     return Plan(
@@ -216,6 +217,8 @@ def why_no_second_homes(options: spec.Server, shape: Shape) -> str:
         return "weights lie in memory that it writes to; transport=tcp has second homes for them"
     if options.device != "cpu":
         return "it serves from a GPU"
+    if shape.accelerated:
+        return "workers compute on GPUs, where the next gradients overwrite what nobody else has"
     if options.compression != "none" and workers_serve(options, shape):
         return f"compression={options.compression} leaves out what only the lost one had"
     return ""
@@ -269,14 +272,12 @@ def shares_memory(options: spec.Server, shape: Shape) -> bool:
     return shape.on_one_host and not (shape.goes_on and workers_serve(options, shape))
 
 
-def suitable_bytes(
-    options: spec.Server, shape: Shape, *, accelerated: bool = False
-) -> tuple[int, int]:
+def suitable_bytes(options: spec.Server, shape: Shape) -> tuple[int, int]:
     """The size of a chunk that suits the way it goes, and the least that makes sense."""
     if options.chunk_bytes is not None:
         return options.chunk_bytes, options.chunk_bytes
     if shares_memory(options, shape):
-        return ACCELERATED_CHUNK_BYTES if accelerated else SHARED_CHUNK_BYTES
+        return ACCELERATED_CHUNK_BYTES if shape.accelerated else SHARED_CHUNK_BYTES
     return LOOPBACK_CHUNK_BYTES if shape.on_one_host else TRAVELLING_CHUNK_BYTES
 
 

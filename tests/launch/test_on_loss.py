@@ -31,6 +31,7 @@ def asked(architecture, workers=2, **cluster):
             "takes weights with it: weights lie in",
         ),
         (asked("server:placement=colocated,compression=fp16"), "compression=fp16 leaves out"),
+        (asked("server:placement=colocated", device="cuda"), "with it: workers compute on GPUs"),
         (asked("single", workers=1), "one worker, and nobody to go on"),
     ],
 )
@@ -47,10 +48,12 @@ def test_what_can_be_done_is_not_refused(kind):
     check_on_loss(asked(kind))
 
 
-def test_the_server_that_nobody_asked_for_is_one_that_is_needed():
+def test_a_server_is_needed_that_is_the_only_one_or_takes_gradients_from_gpus():
     for servers in (0, 1):
         why = why_servers_are_needed(asked("server:transport=tcp", servers=servers))
         assert why == "there is no other server"
+    on_gpus = asked("server:transport=tcp", servers=2, device="cuda")
+    assert why_servers_are_needed(on_gpus).startswith("workers compute on GPUs")
 
 
 def test_it_is_stop_unless_asked_otherwise():

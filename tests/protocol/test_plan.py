@@ -36,6 +36,11 @@ def test_rules_follow_mode_and_place():
     assert plan(quorum=1).rules.quorum == 0, "only in quorum"
     assert plan(on_one_host(3, 2)).rules.window is None, "nothing departs in shared memory"
     assert not plan(update="worker").rules.updates
+    second_homes = [
+        plan(Shape(workers=3, servers=2, goes_on=True, accelerated=on_gpus)).rules.second_homes
+        for on_gpus in (False, True)
+    ]
+    assert second_homes == [True, False]
 
 
 def test_without_servers_the_workers_serve():
@@ -49,8 +54,8 @@ def test_chunks_suit_the_way_they_go():
     asked = spec.Server()
     assert suitable_bytes(asked, APART) == TRAVELLING_CHUNK_BYTES
     assert suitable_bytes(asked, on_one_host(3, 2)) == SHARED_CHUNK_BYTES
-    on_gpus = suitable_bytes(asked, on_one_host(3, 2), accelerated=True)
-    assert on_gpus == ACCELERATED_CHUNK_BYTES
+    on_gpus = Shape(workers=3, servers=2, hosts=(0,) * 5, accelerated=True)
+    assert suitable_bytes(asked, on_gpus) == ACCELERATED_CHUNK_BYTES
     loopback = spec.Server(transport="tcp")
     assert suitable_bytes(loopback, on_one_host(3, 2)) == LOOPBACK_CHUNK_BYTES
     assert suitable_bytes(spec.Server(chunk="1MiB"), APART) == (1 << 20, 1 << 20)
@@ -77,6 +82,11 @@ def test_hosts_tell_who_leads():
         ({"mode": "async", "update": "worker"}, APART, "weights would drift apart"),
         ({"compression": "fp16"}, on_one_host(2), "do not leave this host"),
         ({"transport": "shm"}, APART, "on several hosts"),
+        (
+            {"placement": "colocated"},
+            Shape(workers=2, goes_on=True, accelerated=True),
+            "takes weights with it: workers compute on GPUs",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(options, shape, told):
