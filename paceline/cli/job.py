@@ -38,8 +38,9 @@ def is_member(environ: Mapping[str, str]) -> bool:
 def stages_started(architecture: str | None, environ: Mapping[str, str]) -> int | None:
     """Workers of a pipeline that another launcher started: there is none of one, so that they are
     to be known before anything is checked. None for all others, who learn them later."""
-    is_pipeline = (architecture or "").partition(":")[0] == "pipeline"
-    return identify(environ).workers if is_pipeline and is_member(environ) else None
+    if not architecture or spec.parse_architecture(architecture).takes_one_worker:
+        return None
+    return identify(environ).workers if is_member(environ) else None
 
 
 def resolved(experiment: spec.Experiment) -> spec.Experiment:

@@ -85,7 +85,7 @@ class Facts:
     @property
     def pacemaker(self) -> WorkerFacts:
         """Who sets the pace: the slowest worker where all wait for it, else the typical one."""
-        if not record.waits_for_all(self.architecture):
+        if not self.together:
             return self.typical
         return max(self.workers, key=own_seconds)
 
@@ -104,7 +104,7 @@ class Facts:
     @property
     def together(self) -> bool:
         """Whether a step ends only when every worker has brought its gradients."""
-        return record.waits_for_all(self.architecture)
+        return self.architecture.waits_for_all
 
     @property
     def computes_here(self) -> bool:
@@ -218,7 +218,7 @@ def _workers(
     holds: Callable[[int], bool],
 ) -> tuple[WorkerFacts, ...]:
     offsets = {m.name: m.clock_offset_seconds or 0.0 for m in members}
-    together = record.waits_for_all(architecture)
+    together = architecture.waits_for_all
     waited = record.split_wait(steps, offsets) if together else steps
     counted = {
         name: [step for step in record.counted(entries, warmup) if holds(step.step)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline import record, spec
 from paceline.errors import SpecError
 from paceline.launch.faults import check_faults
-from paceline.predict.answer import Predicted, has_servers, predict
+from paceline.predict.answer import Predicted, predict
 from paceline.predict.codecs import codec_of
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome, Pace
@@ -116,7 +116,7 @@ def _traffic_of_one(experiment: spec.Experiment, role: str) -> tuple[int, int]:
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
     ring = round(2 * (workers - 1) / workers * size)
-    if not has_servers(kind):
+    if not kind.is_served:
         every = kind.every if isinstance(kind, spec.Average) else 1
         return ring // every, ring // every
     placement = kind.placement if isinstance(kind, spec.Server) else "dedicated"

@@ -16,7 +16,6 @@ from paceline.predict.topology import Topology
 from paceline.protocol.chunks import Layout
 from paceline.protocol.placement import Seat
 from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES, Plan, Rules, quorum_of
-from paceline.record.summary import waits_for_all
 
 MOST_CHUNKS = 200
 """So finely a prediction cuts; a real run cuts finer, which changes its step by less than 1 %."""
@@ -51,8 +50,8 @@ def server_step(
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
     phases = COARSE_PHASES if coarse else PHASES
-    together = waits_for_all(experiment.architecture)
-    in_host = stack.sums_in_host or isinstance(experiment.architecture, spec.Hybrid)
+    together = experiment.architecture.waits_for_all
+    in_host = stack.sums_in_host or experiment.architecture.sums_in_host
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)

@@ -10,7 +10,6 @@ from statistics import fmean, median
 
 import msgspec
 
-from paceline import spec
 from paceline.record import traffic
 from paceline.record.entries import (
     IN_EVALUATION,
@@ -62,7 +61,7 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
         lost = gone(folder)
-        together = waits_for_all(experiment.architecture)
+        together = experiment.architecture.waits_for_all
         told = tell_pauses(split_wait(steps, offsets) if together else steps)
         warmup = experiment.measurement.warmup_steps
         _add_figures(summary, told, warmup, lost)
@@ -72,11 +71,6 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
     _add_results(summary, workers)
     folder.write_summary(summary)
     return summary
-
-
-def waits_for_all(architecture: spec.Architecture) -> bool:
-    """Whether the exchange of a step ends only when every worker has brought its gradients."""
-    return architecture.waits_for_all
 
 
 def split_wait(

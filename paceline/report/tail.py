@@ -104,7 +104,7 @@ class RunTail:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._experiment = folder.experiment()
-        self._together = record.waits_for_all(self._experiment.architecture)
+        self._together = self._experiment.architecture.waits_for_all
         self._members: dict[str, MemberTail] = {}
         self._events = Lines(folder.path / "events.jsonl", Event)
         self._said: deque[Event] = deque(maxlen=20)

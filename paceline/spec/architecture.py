@@ -29,8 +29,28 @@ class Facts(Spec, frozen=True, kw_only=True):
         return True
 
     @property
+    def takes_one_worker(self) -> bool:
+        """A job of one worker may be written with it."""
+        return True
+
+    @property
+    def takes_recorded_passes(self) -> bool:
+        """A GPU may replay both passes of a step: nobody must act inside of backward."""
+        return False
+
+    @property
     def takes_servers(self) -> bool:
         """Server members have something to do in it."""
+        return False
+
+    @property
+    def is_served(self) -> bool:
+        """Seats serve what is exchanged, on servers or in workers."""
+        return False
+
+    @property
+    def sums_in_host(self) -> bool:
+        """Workers of a host sum in memory that they share, however many hosts there are."""
         return False
 
     @property
@@ -53,6 +73,11 @@ class Facts(Spec, frozen=True, kw_only=True):
         """Workers can go on in place without one that was lost (`on_loss = "continue"`)."""
         return False
 
+    @property
+    def regroups(self) -> bool:
+        """It is the workers that agree then how to go on; else it is the servers."""
+        return self.survives and not self.is_served
+
 
 class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
@@ -67,6 +92,10 @@ class Single(Facts, frozen=True, kw_only=True, tag_field="name", tag="single"):
 
     @property
     def is_one_process(self) -> bool:
+        return True
+
+    @property
+    def takes_recorded_passes(self) -> bool:
         return True
 
 
@@ -151,8 +180,16 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         return parse_bytes(self.chunk, "architecture server, chunk")
 
     @property
+    def takes_recorded_passes(self) -> bool:
+        return True
+
+    @property
     def takes_servers(self) -> bool:
         return self.placement != "colocated"
+
+    @property
+    def is_served(self) -> bool:
+        return True
 
     @property
     def waits_for_all(self) -> bool:
@@ -218,6 +255,14 @@ class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     @property
     def takes_servers(self) -> bool:
         return self.between == "server"
+
+    @property
+    def is_served(self) -> bool:
+        return self.between == "server"
+
+    @property
+    def sums_in_host(self) -> bool:
+        return True
 
     @property
     def survives(self) -> bool:
@@ -292,6 +337,10 @@ class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline
 
     @property
     def takes_scripts(self) -> bool:
+        return False
+
+    @property
+    def takes_one_worker(self) -> bool:
         return False
 
     @property
