@@ -6,6 +6,7 @@ from statistics import fmean
 
 from paceline import record, spec
 from paceline.errors import RecordError
+from paceline.protocol.plan import shares_memory, written_shape
 from paceline.record import PHASES, Member, MemberTraffic, RunFolder, Step
 from paceline.record.pauses import own_pauses, total
 from paceline.spec.hosts import place
@@ -116,11 +117,14 @@ class Facts:
     @property
     def shares_memory(self) -> bool:
         """Whether gradients move through memory, where no link and no counter sees them."""
-        kind = self.architecture
-        if self.experiment.engine != "here":
+        return self.would_share_memory(self.architecture)
+
+    def would_share_memory(self, kind: spec.Architecture) -> bool:
+        if self.experiment.engine != "here" or len(self.hosts) != 1:
             return False
-        inside = isinstance(kind, spec.Server) and kind.transport != "tcp"
-        return (inside or isinstance(kind, spec.Hybrid)) and len(self.hosts) == 1
+        if not isinstance(kind, spec.Server):
+            return kind.sums_in_host
+        return shares_memory(kind, written_shape(self.experiment))
 
     @property
     def hosts(self) -> frozenset[str]:

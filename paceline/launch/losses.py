@@ -9,7 +9,7 @@ from paceline import spec
 from paceline.errors import MemberError, SpecError
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import ECHO_SECONDS, Ending
-from paceline.protocol.plan import Shape, check, why_no_second_homes
+from paceline.protocol.plan import check, why_no_second_homes, written_shape
 from paceline.record import Event, RunFolder
 
 WHERE = "--on-loss"
@@ -117,7 +117,7 @@ def check_on_loss(experiment: spec.Experiment) -> None:
         raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
     check_survives(kind)
     if isinstance(kind, spec.Server):
-        check(kind, _shape(experiment))
+        check(kind, written_shape(experiment))
     for name, needs_all in {
         "reading": experiment.workload.reading != "each",
         "balance": cluster.balance,
@@ -135,20 +135,7 @@ def why_servers_are_needed(experiment: spec.Experiment) -> str:
     kind = experiment.architecture
     if not isinstance(kind, spec.Server):
         return "there are no servers"
-    return why_no_second_homes(kind, _shape(experiment))
-
-
-def _shape(experiment: spec.Experiment) -> Shape:
-    cluster, servers = experiment.cluster, experiment.num_servers
-    apart = experiment.engine == "tunnel" or bool(cluster.hosts)
-    hosts = () if apart else (0,) * (cluster.workers + servers)
-    return Shape(
-        workers=cluster.workers,
-        servers=servers,
-        hosts=hosts,
-        goes_on=cluster.goes_on,
-        accelerated=cluster.device == "cuda",
-    )
+    return why_no_second_homes(kind, written_shape(experiment))
 
 
 def check_survives(kind: spec.Architecture) -> None:

@@ -17,6 +17,7 @@ from paceline.predict.outcome import Outcome, Pace
 from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares
 from paceline.record import RunFolder
+from paceline.spec.hosts import place
 
 WRITTEN_MEMBERS = 32
 """So many of each role get files of their own."""
@@ -67,14 +68,14 @@ def _note(folder: RunFolder, text: str) -> None:
 def _write_members(
     folder: RunFolder, experiment: spec.Experiment, outcome: Outcome, steps: int
 ) -> None:
+    hosts = {member: host.name for host in place(experiment) for member in host.members}
     for role in ("worker", "server"):
         for index, (sent, received) in enumerate(_traffic(experiment, role)[:WRITTEN_MEMBERS]):
             name = f"{role}{index}"
-            host = _host(experiment, role, index)
             member = record.Member(
                 name=name,
                 role=role,
-                host=host,
+                host=hosts[name],
                 status="finished",
                 bytes_sent=sent * steps,
                 bytes_received=received * steps,
@@ -142,20 +143,6 @@ def _write_series(
         for step in range(steps)
     ]
     folder.write_series(name, samples)
-
-
-def _host(experiment: spec.Experiment, role: str, index: int) -> str:
-    """The host a member would be on; as in the tunnel, its own where none are written."""
-    if not experiment.cluster.hosts:
-        return f"{role}{index}"
-    number = 0
-    for host in experiment.cluster.hosts:
-        each = host.workers if role == "worker" else host.servers
-        if each and index < each * host.count:
-            return f"host{number + index // each}"
-        index -= each * host.count
-        number += host.count
-    return f"host{number}"
 
 
 def _write_steps(

@@ -16,6 +16,7 @@ from paceline.errors import SpecError
 from paceline.protocol.chunks import Layout, ParameterSize
 from paceline.protocol.messages import Settings
 from paceline.protocol.placement import Placement, Seat, cut_and_deal, deal, seats
+from paceline.spec.hosts import one_by_one
 
 Mode = Literal["sync", "async", "bounded", "quorum"]
 
@@ -62,17 +63,22 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         members = self.workers + self.servers
         return len(set(self.hosts)) == 1 if self.hosts else members == 1
 
-    @property
-    def mates(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each host, in order of rank; the first of each leads."""
-        by_host: dict[int, list[int]] = {}
-        for worker in range(self.workers):
-            by_host.setdefault(self.hosts[worker] if self.hosts else worker, []).append(worker)
-        return tuple(tuple(found) for found in by_host.values())
 
-
-def on_one_host(workers: int, servers: int = 0) -> Shape:
-    return Shape(workers=workers, servers=servers, hosts=(0,) * (workers + servers))
+def written_shape(experiment: spec.Experiment) -> Shape:
+    """The shape of a job as it is written; on this machine all members share a host."""
+    cluster, servers = experiment.cluster, experiment.num_servers
+    hosts = [0] * (cluster.workers + servers)
+    if experiment.engine != "here":
+        placed = list(enumerate(one_by_one(experiment)))
+        hosts = [number for number, host in placed for _ in range(host.workers)]
+        hosts += [number for number, host in placed for _ in range(host.servers)]
+    return Shape(
+        workers=cluster.workers,
+        servers=servers,
+        hosts=tuple(hosts),
+        goes_on=cluster.goes_on,
+        accelerated=cluster.device == "cuda",
+    )
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):

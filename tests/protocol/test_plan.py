@@ -12,12 +12,16 @@ from paceline.protocol.plan import (
     TRAVELLING_CHUNK_BYTES,
     Shape,
     make_plan,
-    on_one_host,
     suitable_bytes,
+    written_shape,
 )
 
 SIZES = [ParameterSize(name=f"w{i}", elements=1 << 18) for i in range(8)]
 APART = Shape(workers=3, servers=2)
+
+
+def on_one_host(workers, servers=0):
+    return Shape(workers=workers, servers=servers, hosts=(0,) * (workers + servers))
 
 
 def plan(shape=APART, **options):
@@ -67,11 +71,21 @@ def test_the_arbiter_serves_a_chunk_however_small_the_model():
     assert made.chunks_of(made.arbiter) == [0]
 
 
-def test_hosts_tell_who_leads():
-    shape = Shape(workers=4, hosts=(7, 3, 7, 3))
-    assert shape.mates == ((0, 2), (1, 3))
-    assert not shape.on_one_host
-    assert Shape(workers=2).mates == ((0,), (1,))
+@pytest.mark.parametrize(
+    ("engine", "written", "hosts"),
+    [
+        ("here", [], (0, 0, 0, 0)),
+        ("tunnel", [], (0, 1, 2, 3)),
+        ("tunnel", [{"workers": 3, "servers": 1}], (0, 0, 0, 0)),
+        ("predict", [{"workers": 2, "servers": 1}, {"workers": 1}], (0, 0, 1, 0)),
+    ],
+)
+def test_members_share_hosts_as_it_is_written(engine, written, hosts):
+    cluster = {"workers": 3, "hosts": written}
+    asked = {"engine": engine, "architecture": "server", "cluster": cluster}
+    shape = written_shape(spec.from_tables(asked, "e.toml"))
+    assert shape == Shape(workers=3, servers=1, hosts=hosts)
+    assert shape.on_one_host == (len(set(hosts)) == 1)
 
 
 @pytest.mark.parametrize(
