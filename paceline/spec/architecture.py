@@ -4,7 +4,7 @@
 and `mode = "async"` give the same thing.
 """
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import msgspec
 
@@ -18,25 +18,20 @@ Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
 class Facts(Spec, frozen=True, kw_only=True):
     """What all architectures say of themselves, beside their options."""
 
-    @property
-    def is_one_process(self) -> bool:
-        """It is one worker, however many devices that has."""
-        return False
+    is_one_process: ClassVar[bool] = False
+    """It is one worker, however many devices that has."""
 
-    @property
-    def takes_scripts(self) -> bool:
-        """Any script may use it, not only the built-in loop."""
-        return True
+    takes_scripts: ClassVar[bool] = True
+    """Any script may use it, not only the built-in loop."""
 
-    @property
-    def takes_one_worker(self) -> bool:
-        """A job of one worker may be written with it."""
-        return True
+    takes_one_worker: ClassVar[bool] = True
+    """A job of one worker may be written with it."""
 
-    @property
-    def takes_recorded_passes(self) -> bool:
-        """A GPU may replay both passes of a step: nobody must act inside of backward."""
-        return False
+    takes_recorded_passes: ClassVar[bool] = False
+    """A GPU may replay both passes of a step: nobody must act inside of backward."""
+
+    sums_in_host: ClassVar[bool] = False
+    """Workers of a host sum in memory that they share, however many hosts there are."""
 
     @property
     def takes_servers(self) -> bool:
@@ -46,11 +41,6 @@ class Facts(Spec, frozen=True, kw_only=True):
     @property
     def is_served(self) -> bool:
         """Seats serve what is exchanged, on servers or in workers."""
-        return False
-
-    @property
-    def sums_in_host(self) -> bool:
-        """Workers of a host sum in memory that they share, however many hosts there are."""
         return False
 
     @property
@@ -90,13 +80,8 @@ class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
 class Single(Facts, frozen=True, kw_only=True, tag_field="name", tag="single"):
     """One worker: the baseline and the numerical reference."""
 
-    @property
-    def is_one_process(self) -> bool:
-        return True
-
-    @property
-    def takes_recorded_passes(self) -> bool:
-        return True
+    is_one_process: ClassVar[bool] = True
+    takes_recorded_passes: ClassVar[bool] = True
 
 
 class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
@@ -125,6 +110,8 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
 
 class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Workers push gradient chunks; servers update and return weights."""
+
+    takes_recorded_passes: ClassVar[bool] = True
 
     mode: Literal["sync", "async", "bounded", "quorum"] = "sync"
     staleness: int = 3
@@ -178,10 +165,6 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         if self.chunk == "auto":
             return None
         return parse_bytes(self.chunk, "architecture server, chunk")
-
-    @property
-    def takes_recorded_passes(self) -> bool:
-        return True
 
     @property
     def takes_servers(self) -> bool:
@@ -250,6 +233,8 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
 class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     """Reduce inside a host through shared memory, between hosts by `between`."""
 
+    sums_in_host: ClassVar[bool] = True
+
     between: Literal["ring", "server"] = "ring"
 
     @property
@@ -261,16 +246,14 @@ class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
         return self.between == "server"
 
     @property
-    def sums_in_host(self) -> bool:
-        return True
-
-    @property
     def survives(self) -> bool:
         return self.between == "ring"
 
 
 class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
     """One process, several devices, one batch split over them."""
+
+    is_one_process: ClassVar[bool] = True
 
     devices: int = 0
     """Replicas; every GPU, or without one every core of this machine when left out."""
@@ -283,10 +266,6 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
         problem = f"devices = {self.devices} is negative."
         require(self.devices >= 0, where, problem, "write how many replicas there shall be.")
         assert self.share_weights is not None
-
-    @property
-    def is_one_process(self) -> bool:
-        return True
 
     @property
     def share_weights(self) -> tuple[float, ...]:
@@ -303,6 +282,9 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
 
 class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
     """Layers split over workers; micro-batches flow through."""
+
+    takes_scripts: ClassVar[bool] = False
+    takes_one_worker: ClassVar[bool] = False
 
     microbatches: int = 4
     """Equal parts of a batch that are in the pipeline at once."""
@@ -334,14 +316,6 @@ class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline
     def memory_bytes(self) -> int | None:
         """None for no limit."""
         return parse_bytes(self.memory, "architecture pipeline, memory") if self.memory else None
-
-    @property
-    def takes_scripts(self) -> bool:
-        return False
-
-    @property
-    def takes_one_worker(self) -> bool:
-        return False
 
     @property
     def stages_per_worker(self) -> int:
