@@ -16,6 +16,7 @@ from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome, Pace
 from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares
+from paceline.protocol.plan import Shape, placement_of
 from paceline.record import RunFolder
 from paceline.spec.hosts import place
 
@@ -117,11 +118,11 @@ def _traffic_of_one(experiment: spec.Experiment, role: str) -> tuple[int, int]:
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
     ring = round(2 * (workers - 1) / workers * size)
-    if not kind.is_served:
+    if kind.serving is None:
         every = kind.every if isinstance(kind, spec.Average) else 1
         return ring // every, ring // every
-    placement = kind.placement if isinstance(kind, spec.Server) else "dedicated"
-    inside, apart = shares("colocated" if not servers else placement, workers, servers)
+    placement = placement_of(kind.serving, Shape(workers=workers, servers=servers))
+    inside, apart = shares(placement, workers, servers)
     pushed = codec_of(kind).sent_fraction
     if role == "server":
         whole = workers * apart * size

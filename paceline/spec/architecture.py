@@ -39,9 +39,13 @@ class Facts(Spec, frozen=True, kw_only=True):
         return False
 
     @property
+    def serving(self) -> "Server | None":
+        """How seats serve what is exchanged, on servers or in workers; None where none do."""
+        return None
+
+    @property
     def is_served(self) -> bool:
-        """Seats serve what is exchanged, on servers or in workers."""
-        return False
+        return self.serving is not None
 
     @property
     def waits_for_all(self) -> bool:
@@ -171,8 +175,8 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         return self.placement != "colocated"
 
     @property
-    def is_served(self) -> bool:
-        return True
+    def serving(self) -> "Server":
+        return self
 
     @property
     def waits_for_all(self) -> bool:
@@ -242,8 +246,8 @@ class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
         return self.between == "server"
 
     @property
-    def is_served(self) -> bool:
-        return self.between == "server"
+    def serving(self) -> Server | None:
+        return Server(update="worker") if self.between == "server" else None
 
     @property
     def survives(self) -> bool:
