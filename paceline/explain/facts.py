@@ -285,17 +285,17 @@ def _lateness(
 
 def _from_summary(summary: record.Summary, run: RunFolder) -> tuple[WorkerFacts, ...]:
     """A run without step files (a prediction, a peer): its summary stands for every worker."""
-    if not isinstance(summary.step_seconds, record.StepSeconds):
+    if summary.step_seconds is None:
         problem = f"{run.path} has no finished step to explain (status: {summary.status})"
         raise RecordError(problem)
-    known = summary.breakdown_seconds if isinstance(summary.breakdown_seconds, dict) else {}
+    known = summary.breakdown_seconds or {}
     one = WorkerFacts(
         name="worker0",
-        steps=summary.steps if isinstance(summary.steps, int) else 1,
+        steps=summary.steps if summary.steps is not None else 1,
         step_seconds=max(summary.step_seconds.median, sum(known.values())),
         phases={phase: known.get(phase, 0.0) for phase in PHASES},
         samples=(
-            summary.global_batch / summary.workers if isinstance(summary.global_batch, int) else 0.0
+            summary.global_batch / summary.workers if summary.global_batch is not None else 0.0
         ),
     )
     return tuple(

@@ -310,7 +310,7 @@ def _chance(facts: Facts) -> float | None:
 
 def _staleness(facts: Facts) -> float | None:
     stale, found = not facts.architecture.exclusive, facts.summary.staleness
-    return found.get("mean") if stale and isinstance(found, dict) else None
+    return found.get("mean") if stale and found else None
 
 
 def _compared(

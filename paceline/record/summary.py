@@ -251,7 +251,7 @@ def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
     accuracy: dict[str, float] = {k: results[k] for k in ("top1", "top5") if k in results}
     if accuracy:
         summary.accuracy = accuracy
-    if "num_samples" in results and isinstance(summary.samples_per_second, float):
+    if "num_samples" in results and summary.samples_per_second is not None:
         summary.epoch_seconds = results["num_samples"] / summary.samples_per_second
     counts = [item for own in staleness(summary.members).values() for item in own.items()]
     total = sum(count for _, count in counts)
