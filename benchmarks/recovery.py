@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import msgspec
 import recovery_peers
 
 from paceline import engines, spec
@@ -244,8 +243,7 @@ def _back(run: RunFolder, moment: float, most_seconds: float) -> float | None:
 
 def _not_seen(run: RunFolder) -> int:
     """Samples that nobody trained on; all members together say how many."""
-    found = run.summary().samples_not_seen
-    return 0 if isinstance(found, msgspec.UnsetType) else found
+    return run.summary().samples_not_seen or 0
 
 
 def _last_loss(run: RunFolder) -> float:

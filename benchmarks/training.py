@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paceline import engines, record, spec
+from paceline import engines, spec
 from paceline.bench.peers import PEERS, peer, runner
 from paceline.errors import PacelineError
 from paceline.record import RunFolder
@@ -164,11 +164,11 @@ def _proportional_bytes(pid: int) -> int:
 
 def figures(folder: RunFolder, global_batch: int) -> Row:
     summary = folder.summary()
-    assert isinstance(summary.step_seconds, record.StepSeconds)
+    assert summary.step_seconds is not None
     seconds = summary.step_seconds.median
     rate = global_batch / seconds
     found: Row = {"seconds": seconds, "samples_per_second": rate}
-    if isinstance(summary.loss, record.Loss):
+    if summary.loss is not None:
         found |= {"loss_first": summary.loss.first, "loss_last": summary.loss.last}
     return found
 

@@ -33,11 +33,8 @@ from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
 from paceline.architectures.trained import Trained
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
-from paceline.protocol.buckets import filled
+from paceline.protocol.buckets import FIRST_BUCKET_BYTES, filled
 from paceline.protocol.collectives import Finish, Made, Reduced, RingMachine
-
-FIRST_BUCKET_BYTES = 1 << 20
-"""The first bucket is small, so that the exchange starts early."""
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 """(number of elements, type, device) -> a flat tensor for one bucket."""

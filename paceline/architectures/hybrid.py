@@ -64,14 +64,14 @@ class HybridArchitecture(BucketedArchitecture):
 
 def serve(options: spec.Hybrid, context: Context) -> dict[str, object]:
     """A server member: to it the leaders are the workers."""
-    if options.between != "server":
+    if options.serving is None:
         context.note(f"{context.identity.name} has nothing to do: between = ring needs no servers.")
         return {}
     hosts = _hosts(Meeting(context), context.identity.workers)
     if len(hosts) == 1:
         context.note(f"{context.identity.name} has nothing to do: all workers share one host.")
         return {}
-    return serve_leaders(_server_options(context), _among_leaders(context, hosts))
+    return serve_leaders(options.serving, _among_leaders(context, hosts))
 
 
 class RingSums(TorchCollective):
@@ -140,9 +140,9 @@ def _among(
     """A leader's way to the others."""
     if len(hosts) == 1:
         return None
-    if options.between == "ring":
+    if options.serving is None:
         return RingSums(context, "gloo", [mates[0] for mates in hosts])
-    return ServedSums(_server_options(context), _among_leaders(context, hosts))
+    return ServedSums(options.serving, _among_leaders(context, hosts))
 
 
 def _hosts(meeting: Meeting, workers: int) -> list[list[int]]:
@@ -160,8 +160,3 @@ def _among_leaders(context: Context, hosts: Sequence[Sequence[int]]) -> Context:
         identity, index=index, workers=len(hosts), local_index=0, local_members=1
     )
     return replace(context, identity=reduced)
-
-
-def _server_options(context: Context) -> spec.Server:
-    dedicated = context.identity.servers > 0
-    return spec.Server(update="worker", placement="dedicated" if dedicated else "colocated")

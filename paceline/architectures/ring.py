@@ -4,13 +4,11 @@ from paceline import spec
 from paceline.architectures.base import Architecture, Context
 from paceline.architectures.buckets import BucketedArchitecture
 from paceline.architectures.collective import connect
-
-BUCKET_BYTES = 25 << 20
-"""Where the user leaves it to us: as large as in torch's own DistributedDataParallel."""
+from paceline.protocol.buckets import RING_BUCKET_BYTES
 
 
 def build(options: spec.Ring, context: Context) -> Architecture:
     """Every worker sends to the next, over gloo, NCCL or MPI; nobody serves."""
     collective = connect(context, options.backend)
-    bucket_bytes = options.bucket_bytes or BUCKET_BYTES
+    bucket_bytes = options.bucket_bytes or RING_BUCKET_BYTES
     return BucketedArchitecture(collective, context, bucket_bytes=bucket_bytes)

@@ -107,7 +107,7 @@ def _cost(
         cost.undone_steps = len({step.step for step in lost})
         cost.undone_samples = sum(step.samples for step in lost)
     wall = undisturbed.summary().wall_seconds
-    if isinstance(wall, dict):
+    if wall is not None:
         every = experiment.workload.checkpoint_every
         since = cost.step % every if every else cost.step
         cost.plain_restart_seconds = wall.get(START_UP, 0.0) + since * usual

@@ -174,13 +174,13 @@ def _row(cell: Cell, runs: Sequence[RunFolder], reason: str | None) -> Row:
 
 
 def _add_figures(row: Row, summaries: Sequence[Summary]) -> None:
-    rates = [s.samples_per_second for s in summaries if isinstance(s.samples_per_second, float)]
-    steps = [s.step_seconds for s in summaries if isinstance(s.step_seconds, record.StepSeconds)]
+    rates = [s.samples_per_second for s in summaries if s.samples_per_second is not None]
+    steps = [s.step_seconds for s in summaries if s.step_seconds is not None]
     row.samples_per_second = estimate(rates) if rates else None
     if steps:
         row.step_seconds = median(step.median for step in steps)
         row.jitter_seconds = median(step.jitter for step in steps)
-    parts = [s.breakdown_seconds for s in summaries if isinstance(s.breakdown_seconds, dict)]
+    parts = [s.breakdown_seconds for s in summaries if s.breakdown_seconds is not None]
     if parts and parts[0]:
         row.breakdown_seconds = {p: median(part.get(p, 0.0) for part in parts) for p in parts[0]}
         row.exchange_exposed_seconds = row.breakdown_seconds.get("exchange_exposed")
@@ -188,19 +188,19 @@ def _add_figures(row: Row, summaries: Sequence[Summary]) -> None:
     row.bytes_per_step = _median(_per_step(s, "bytes") for s in summaries)
     row.packets_per_step = _median(_per_step(s, "packets") for s in summaries)
     row.memory_bytes_per_step = _median(_in_memory(s) for s in summaries)
-    overall = _median(_number(s.samples_per_second_with_pauses) for s in summaries)
+    overall = _median(s.samples_per_second_with_pauses for s in summaries)
     if overall is not None and rates and overall < WITHOUT_PAUSES * median(rates):
         row.samples_per_second_with_pauses = overall
     memory = _median(_total(s, "max_rss_bytes") for s in summaries)
     row.max_rss_bytes = None if memory is None else int(memory)
-    row.epoch_seconds = _median(_number(s.epoch_seconds) for s in summaries)
+    row.epoch_seconds = _median(s.epoch_seconds for s in summaries)
     last = summaries[-1]
-    if isinstance(last.loss, record.Loss):
+    if last.loss is not None:
         row.loss_first, row.not_finite_from = last.loss.first, last.loss.not_finite_from
         row.loss_last = None if math.isnan(last.loss.last) else last.loss.last
-    row.accuracy = last.accuracy if isinstance(last.accuracy, dict) else None
-    row.staleness = last.staleness if isinstance(last.staleness, dict) else None
-    row.verdict = last.verdict if isinstance(last.verdict, str) else None
+    row.accuracy = last.accuracy
+    row.staleness = last.staleness
+    row.verdict = last.verdict
     if row.peer and last.members:
         wanted = PEERS[row.architecture].packages
         known = last.members[0].versions
@@ -355,7 +355,7 @@ def _per_step(summary: Summary, what: str) -> float | None:
     if isinstance(measured, float):
         return measured
     total = _total(summary, f"{what}_sent")
-    return total / summary.steps if total is not None and isinstance(summary.steps, int) else None
+    return total / summary.steps if total is not None and summary.steps is not None else None
 
 
 def _in_memory(summary: Summary) -> float | None:
@@ -367,11 +367,7 @@ def _in_memory(summary: Summary) -> float | None:
     shared = kind.startswith(("server", "hybrid")) and "transport=tcp" not in kind
     if not known or not shared or summary.engine != "here" or len(hosts) > 1:
         return None
-    return sum(known) / summary.steps if isinstance(summary.steps, int) else None
-
-
-def _number(value: float | msgspec.UnsetType) -> float | None:
-    return value if isinstance(value, float) else None
+    return sum(known) / summary.steps if summary.steps is not None else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -38,8 +38,9 @@ def is_member(environ: Mapping[str, str]) -> bool:
 def stages_started(architecture: str | None, environ: Mapping[str, str]) -> int | None:
     """Workers of a pipeline that another launcher started: there is none of one, so that they are
     to be known before anything is checked. None for all others, who learn them later."""
-    is_pipeline = (architecture or "").partition(":")[0] == "pipeline"
-    return identify(environ).workers if is_pipeline and is_member(environ) else None
+    if not architecture or spec.parse_architecture(architecture).takes_one_worker:
+        return None
+    return identify(environ).workers if is_member(environ) else None
 
 
 def resolved(experiment: spec.Experiment) -> spec.Experiment:
@@ -267,36 +268,36 @@ def show(folder: RunFolder, json: bool, to: Console = console.out) -> None:
 
 def table(summary: Summary, without: Sequence[str] = ()) -> Table:
     """The figures of one run, with units, and its notes but for some."""
-    data = f" on {summary.data}" if isinstance(summary.data, str) else ""
+    data = f" on {summary.data}" if summary.data is not None else ""
     title = escape(f"{summary.subject}{data}: {summary.architecture}")
     grid = Table(title=title, show_header=False)
-    if isinstance(summary.samples_per_second, float):
+    if summary.samples_per_second is not None:
         grid.add_row("throughput", f"{summary.samples_per_second:.1f} samples/s")
-    if isinstance(summary.step_seconds, record.StepSeconds):
+    if summary.step_seconds is not None:
         step = summary.step_seconds
         spread = f"p95 {format_seconds(step.p95)}, jitter {format_seconds(step.jitter)}"
         grid.add_row("step", f"{format_seconds(step.median)} ({spread})")
-    if isinstance(summary.breakdown_seconds, dict):
+    if summary.breakdown_seconds is not None:
         for phase, seconds in summary.breakdown_seconds.items():
             if seconds:
                 grid.add_row(f"  {phase.replace('_', ' ')}", format_seconds(seconds))
-    if isinstance(summary.loss, record.Loss):
+    if summary.loss is not None:
         ends = f"{summary.loss.last:.4f}"
-        if isinstance(summary.loss.not_finite_from, int):
+        if summary.loss.not_finite_from is not None:
             ends = f"not a number from step {summary.loss.not_finite_from} on"
         grid.add_row("loss", f"{summary.loss.first:.4f} → {ends}")
-    if isinstance(summary.accuracy, dict):
+    if summary.accuracy is not None:
         shown = ", ".join(f"{name} {share:.2%}" for name, share in summary.accuracy.items())
         grid.add_row("accuracy", shown)
     for member in summary.members:
         cpu = f"CPU {member.cpu_fraction:.0%}" if member.cpu_fraction is not None else ""
         sent = f"sent {format_bytes(member.bytes_sent)}" if member.bytes_sent else ""
         grid.add_row(member.name, ", ".join(filter(None, (cpu, sent))))
-    if isinstance(summary.notes, list):
+    if summary.notes is not None:
         for text in summary.notes:
             if text not in without:
                 grid.add_row("note", escape(text))
-    if isinstance(summary.verdict, str):
+    if summary.verdict is not None:
         grid.add_row("verdict", summary.verdict)
     return grid
 

@@ -106,11 +106,11 @@ def command(
     numbers = flags.numbers(workers, "--workers") or []
     if 0 in numbers:
         raise SpecError("--workers", "0 workers train nothing.", "write them with commas: 1,2,4.")
-    name = (architecture or "").partition(":")[0]
-    if name == "pipeline":  # there is none of one worker
+    kind = spec.parse_architecture(architecture) if architecture else spec.Auto()
+    if not kind.takes_one_worker:
         given["workers"] = max(numbers)
-    if name == "replicated":
-        raise unpredictable(name)
+    if isinstance(kind, spec.Replicated):
+        raise unpredictable(spec.architecture_name(kind))
     if data is not None:
         check_data(data)
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))

@@ -127,7 +127,7 @@ def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> E
 def _fraction(facts: Facts, loss: Loss, step_seconds: float) -> float:
     """Of a step and its pauses; of the whole run for what happens once in it."""
     wall = facts.summary.wall_seconds
-    if loss.name == "first-steps" and isinstance(wall, dict):
+    if loss.name == "first-steps" and wall is not None:
         return first_steps_excess(facts) / sum(wall.values())
     return loss.seconds / step_seconds
 
@@ -169,7 +169,7 @@ def conclude(run: RunFolder) -> Summary:
 
 def _wall(summary: Summary) -> tuple[WallPart, ...]:
     wall = summary.wall_seconds
-    if not isinstance(wall, dict):
+    if wall is None:
         return ()
     whole = sum(wall.values())
     return tuple(WallPart(name=n, seconds=s, fraction=s / whole) for n, s in wall.items())

@@ -209,7 +209,7 @@ def small_pieces(kind: spec.Architecture) -> int | None:
 def first_steps_excess(facts: Facts) -> float:
     """Seconds that the first steps took beyond what later ones take; 0 where not worth a word."""
     wall = facts.summary.wall_seconds
-    if not isinstance(wall, dict) or FIRST_STEPS not in wall:
+    if wall is None or FIRST_STEPS not in wall:
         return 0.0
     count = facts.experiment.measurement.warmup_steps
     excess = wall[FIRST_STEPS] - count * facts.typical.step_seconds

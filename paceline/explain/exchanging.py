@@ -219,14 +219,14 @@ def no_compression(evidence: Evidence) -> Action:
 def through_memory(evidence: Evidence) -> Iterator[Action]:
     """On one host, gradients need not pass through sockets."""
     facts, needs = evidence.facts, evidence.needs
-    one_host = facts.experiment.engine == "here" and len(facts.hosts) == 1
-    if not one_host or facts.shares_memory or facts.summary.workers < 2:
+    advised = spec.Server(placement="colocated")
+    if facts.shares_memory or not facts.would_share_memory(advised) or facts.summary.workers < 2:
         return
     if not isinstance(facts.architecture, spec.Ring | spec.Server):
         return
     most = (1 - 0.1 / SHARED_MEMORY_FACTOR) * needs.exposed
     promised = spared(needs, 0.4 * needs.exposed, most)
-    change = {**architecture_of(spec.Server(placement="colocated")), "servers": 0}
+    change = {**architecture_of(advised), "servers": 0}
     text = "move gradients through shared memory: server:placement=colocated"
     yield Action(text=text, gain=promised, change=change)
 

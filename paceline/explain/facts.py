@@ -6,6 +6,7 @@ from statistics import fmean
 
 from paceline import record, spec
 from paceline.errors import RecordError
+from paceline.protocol.plan import shares_memory, written_shape
 from paceline.record import PHASES, Member, MemberTraffic, RunFolder, Step
 from paceline.record.pauses import own_pauses, total
 from paceline.spec.hosts import place
@@ -85,7 +86,7 @@ class Facts:
     @property
     def pacemaker(self) -> WorkerFacts:
         """Who sets the pace: the slowest worker where all wait for it, else the typical one."""
-        if not record.waits_for_all(self.architecture):
+        if not self.together:
             return self.typical
         return max(self.workers, key=own_seconds)
 
@@ -104,7 +105,7 @@ class Facts:
     @property
     def together(self) -> bool:
         """Whether a step ends only when every worker has brought its gradients."""
-        return record.waits_for_all(self.architecture)
+        return self.architecture.waits_for_all
 
     @property
     def computes_here(self) -> bool:
@@ -116,11 +117,14 @@ class Facts:
     @property
     def shares_memory(self) -> bool:
         """Whether gradients move through memory, where no link and no counter sees them."""
-        kind = self.architecture
-        if self.experiment.engine != "here":
+        return self.would_share_memory(self.architecture)
+
+    def would_share_memory(self, kind: spec.Architecture) -> bool:
+        if self.experiment.engine != "here" or len(self.hosts) != 1:
             return False
-        inside = isinstance(kind, spec.Server) and kind.transport != "tcp"
-        return (inside or isinstance(kind, spec.Hybrid)) and len(self.hosts) == 1
+        if not isinstance(kind, spec.Server):
+            return kind.sums_in_host
+        return shares_memory(kind, written_shape(self.experiment))
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -218,7 +222,7 @@ def _workers(
     holds: Callable[[int], bool],
 ) -> tuple[WorkerFacts, ...]:
     offsets = {m.name: m.clock_offset_seconds or 0.0 for m in members}
-    together = record.waits_for_all(architecture)
+    together = architecture.waits_for_all
     waited = record.split_wait(steps, offsets) if together else steps
     counted = {
         name: [step for step in record.counted(entries, warmup) if holds(step.step)]
@@ -281,17 +285,17 @@ def _lateness(
 
 def _from_summary(summary: record.Summary, run: RunFolder) -> tuple[WorkerFacts, ...]:
     """A run without step files (a prediction, a peer): its summary stands for every worker."""
-    if not isinstance(summary.step_seconds, record.StepSeconds):
+    if summary.step_seconds is None:
         problem = f"{run.path} has no finished step to explain (status: {summary.status})"
         raise RecordError(problem)
-    known = summary.breakdown_seconds if isinstance(summary.breakdown_seconds, dict) else {}
+    known = summary.breakdown_seconds or {}
     one = WorkerFacts(
         name="worker0",
-        steps=summary.steps if isinstance(summary.steps, int) else 1,
+        steps=summary.steps if summary.steps is not None else 1,
         step_seconds=max(summary.step_seconds.median, sum(known.values())),
         phases={phase: known.get(phase, 0.0) for phase in PHASES},
         samples=(
-            summary.global_batch / summary.workers if isinstance(summary.global_batch, int) else 0.0
+            summary.global_batch / summary.workers if summary.global_batch is not None else 0.0
         ),
     )
     return tuple(

@@ -309,10 +309,8 @@ def _chance(facts: Facts) -> float | None:
 
 
 def _staleness(facts: Facts) -> float | None:
-    kind = facts.architecture
-    stale = isinstance(kind, spec.Server) and kind.mode in ("async", "bounded", "quorum")
-    found = facts.summary.staleness
-    return found.get("mean") if stale and isinstance(found, dict) else None
+    stale, found = not facts.architecture.exclusive, facts.summary.staleness
+    return found.get("mean") if stale and found else None
 
 
 def _compared(

@@ -145,7 +145,7 @@ def _cut_off(facts: Facts) -> list[str]:
 def _beside_steps(facts: Facts) -> list[str]:
     """A run that mostly starts, or ends, is not mended by faster steps."""
     wall = facts.summary.wall_seconds
-    if not isinstance(wall, dict):
+    if wall is None:
         return []
     whole = sum(wall.values())
     places = {START_UP: "before the first step", TEARDOWN: "after the last step"}
@@ -253,7 +253,7 @@ def _rate(samples_per_second: float) -> str:
 
 def _first_steps_in_words(facts: Facts) -> str:
     wall = facts.summary.wall_seconds
-    assert isinstance(wall, dict)
+    assert wall is not None
     seconds, whole = first_steps_excess(facts), sum(wall.values())
     count = facts.experiment.measurement.warmup_steps
     return (

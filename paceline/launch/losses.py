@@ -9,7 +9,7 @@ from paceline import spec
 from paceline.errors import MemberError, SpecError
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import ECHO_SECONDS, Ending
-from paceline.protocol.plan import Shape, check, why_no_second_homes
+from paceline.protocol.plan import check, why_no_second_homes, written_shape
 from paceline.record import Event, RunFolder
 
 WHERE = "--on-loss"
@@ -31,7 +31,7 @@ class Losses:
         self._folder, self._say = folder, say
         experiment = folder.experiment()
         self._founders = experiment.cluster.workers
-        self._servers = experiment.cluster.servers
+        self._servers = experiment.num_servers
         self._has_second_homes = not why_servers_are_needed(experiment)
         self._newcomers = iter(newcomers)
         self.to_start: list[MemberCommand] = []
@@ -117,7 +117,7 @@ def check_on_loss(experiment: spec.Experiment) -> None:
         raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
     check_survives(kind)
     if isinstance(kind, spec.Server):
-        check(kind, _shape(experiment))
+        check(kind, written_shape(experiment))
     for name, needs_all in {
         "reading": experiment.workload.reading != "each",
         "balance": cluster.balance,
@@ -135,20 +135,7 @@ def why_servers_are_needed(experiment: spec.Experiment) -> str:
     kind = experiment.architecture
     if not isinstance(kind, spec.Server):
         return "there are no servers"
-    return why_no_second_homes(kind, _shape(experiment))
-
-
-def _shape(experiment: spec.Experiment) -> Shape:
-    cluster = experiment.cluster
-    members = cluster.workers + cluster.servers
-    apart = experiment.engine == "tunnel" or bool(cluster.hosts)
-    hosts = () if apart else (0,) * members
-    return Shape(
-        workers=cluster.workers,
-        servers=cluster.servers,
-        hosts=hosts,
-        goes_on=cluster.goes_on,
-    )
+    return why_no_second_homes(kind, written_shape(experiment))
 
 
 def check_survives(kind: spec.Architecture) -> None:

@@ -74,7 +74,7 @@ def advise(
         raise SpecError("--hosts", problem, f"write at most {MOST_HOSTS}.")
     tried = [(e, simulate(e, stack)) for e in candidates(experiment, hosts)]
     tried.sort(key=lambda pair: -_merit(pair[1], pair[0], goal))
-    alike = [pair for pair in tried if trains_like_single(pair[0].architecture)]
+    alike = [pair for pair in tried if pair[0].architecture.exclusive]
     best = _merit(alike[0][1], alike[0][0], goal)
     near = [pair for pair in alike if _merit(pair[1], pair[0], goal) * NEAR >= best]
     kept = near[:6] if len(near) >= 3 else alike[:3]
@@ -287,12 +287,6 @@ def _compared(other: Advised, first: Advised) -> Advised:
     return msgspec.structs.replace(other, why="; ".join(reasons))
 
 
-def trains_like_single(kind: spec.Architecture) -> bool:
-    """Whether its updates are those of one worker on the whole batch."""
-    asynchronous = isinstance(kind, spec.Server) and kind.mode != "sync"
-    return not (asynchronous or isinstance(kind, spec.Average))
-
-
 def _remarks(tried: list[tuple[spec.Experiment, Outcome]]) -> list[str]:
     found = (_servers_needed(tried), _compression(tried), _otherwise(tried))
     return [text for text in found if text]
@@ -301,7 +295,7 @@ def _remarks(tried: list[tuple[spec.Experiment, Outcome]]) -> list[str]:
 def _otherwise(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
     """The fastest of all, where it is faster because it trains differently."""
     experiment, outcome = max(tried, key=lambda pair: pair[1].samples_per_second)
-    if trains_like_single(experiment.architecture):
+    if experiment.architecture.exclusive:
         return ""
     name = spec.format_architecture(experiment.architecture)
     rate = f"{rate_text(outcome.samples_per_second)} samples/s"

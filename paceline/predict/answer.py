@@ -21,7 +21,6 @@ from paceline.predict.server_step import server_step
 from paceline.predict.stacks import Constants, Stack, expected, find_stack, ranges
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import topology_of
-from paceline.record.summary import waits_for_all
 
 CHANCE = 0.002
 """Less than this may be chance where workers drift apart, and would add up over the constants."""
@@ -70,7 +69,7 @@ def simulate(
         return pipeline_step(experiment, topology, stack, constants, timeline)
     if isinstance(kind, spec.Replicated | spec.Auto):
         raise unpredictable(spec.architecture_name(kind))
-    if has_servers(kind):
+    if kind.is_served:
         return server_step(experiment, topology, stack, constants, coarse=coarse, timeline=timeline)
     return collective_step(experiment, topology, stack, constants, timeline)
 
@@ -79,13 +78,6 @@ def unpredictable(name: str) -> SpecError:
     """There is no model of this architecture."""
     fix = "choose single, ring, server, average, hybrid or pipeline."
     return SpecError("--architecture", f"{name} cannot be predicted yet.", fix)
-
-
-def has_servers(kind: spec.Architecture) -> bool:
-    """Whether weights are kept by servers, so that machines decide and no closed form does."""
-    return isinstance(kind, spec.Server) or (
-        isinstance(kind, spec.Hybrid) and kind.between == "server"
-    )
 
 
 def predict(
@@ -141,19 +133,18 @@ SMALL = {"copy_passes", "tensor_seconds", "collision_fraction"}
 def _matters(name: str, experiment: spec.Experiment) -> bool:
     """Whether a constant can change this prediction at all; each that can costs two simulations."""
     kind, workload = experiment.architecture, experiment.workload
-    servers = has_servers(kind)
     if name in SMALL:
-        return waits_for_all(kind)
+        return kind.waits_for_all
     if name in COLLECTIVES_ONLY:
-        return not servers
+        return not kind.is_served
     if name in SERVERS_ONLY:
-        return servers or (name == "sum_rate" and isinstance(kind, spec.Average))
+        return kind.is_served or (name == "sum_rate" and isinstance(kind, spec.Average))
     if name == "codec_speed":
         return codec_of(kind) != CODECS["none"]
     if name == "input_fraction":
         return workload.data in REAL_DATA
     if name == "jitter_fraction":
-        return waits_for_all(kind)
+        return kind.waits_for_all
     if name == "layer_overhead_seconds":
         known = experiment.prediction
         return bool(known.one_device and known.one_device_batch not in (0, workload.batch))

@@ -135,7 +135,7 @@ def from_runs(runs: Sequence[RunFolder]) -> Calibration:
     known = []
     for run in runs:
         experiment, rate = run.experiment(), run.summary().samples_per_second
-        if experiment.engine == "predict" or not isinstance(rate, float):
+        if experiment.engine == "predict" or rate is None:
             problem = "it was not measured: nothing can be learned from it."
             fix = "name a run of `here` or `tunnel` that finished."
             raise SpecError(str(run.path), problem, fix)

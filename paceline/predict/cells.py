@@ -12,6 +12,7 @@ import msgspec
 
 from paceline import protocol, spec
 from paceline.predict.topology import HostClass, Topology
+from paceline.protocol.plan import Shape, placement_of
 
 EXACT_MEMBERS = 12
 """Up to so many members every one is simulated by itself."""
@@ -46,12 +47,10 @@ def lay_out(
 
     `leaders`: only one worker of each host exchanges.
     """
-    kind = experiment.architecture
+    serving, servers = experiment.architecture.serving, experiment.num_servers
+    assert serving is not None
     workers = topology.computing_hosts if leaders else topology.workers
-    servers = experiment.num_servers
-    placement = kind.placement if isinstance(kind, spec.Server) else "dedicated"
-    if servers == 0:
-        placement = "colocated"
+    placement = placement_of(serving, Shape(workers=workers, servers=servers))
     inside, apart = protocol.placement.shares(placement, workers, servers)
     shares: list[float] = []
     on_hosts: list[list[int]] = []

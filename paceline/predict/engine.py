@@ -10,13 +10,15 @@ from pathlib import Path
 from paceline import record, spec
 from paceline.errors import SpecError
 from paceline.launch.faults import check_faults
-from paceline.predict.answer import Predicted, has_servers, predict
+from paceline.predict.answer import Predicted, predict
 from paceline.predict.codecs import codec_of
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome, Pace
 from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares
+from paceline.protocol.plan import Shape, placement_of
 from paceline.record import RunFolder
+from paceline.spec.hosts import place
 
 WRITTEN_MEMBERS = 32
 """So many of each role get files of their own."""
@@ -67,14 +69,14 @@ def _note(folder: RunFolder, text: str) -> None:
 def _write_members(
     folder: RunFolder, experiment: spec.Experiment, outcome: Outcome, steps: int
 ) -> None:
+    hosts = {member: host.name for host in place(experiment) for member in host.members}
     for role in ("worker", "server"):
         for index, (sent, received) in enumerate(_traffic(experiment, role)[:WRITTEN_MEMBERS]):
             name = f"{role}{index}"
-            host = _host(experiment, role, index)
             member = record.Member(
                 name=name,
                 role=role,
-                host=host,
+                host=hosts[name],
                 status="finished",
                 bytes_sent=sent * steps,
                 bytes_received=received * steps,
@@ -116,11 +118,11 @@ def _traffic_of_one(experiment: spec.Experiment, role: str) -> tuple[int, int]:
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
     ring = round(2 * (workers - 1) / workers * size)
-    if not has_servers(kind):
+    if kind.serving is None:
         every = kind.every if isinstance(kind, spec.Average) else 1
         return ring // every, ring // every
-    placement = kind.placement if isinstance(kind, spec.Server) else "dedicated"
-    inside, apart = shares("colocated" if not servers else placement, workers, servers)
+    placement = placement_of(kind.serving, Shape(workers=workers, servers=servers))
+    inside, apart = shares(placement, workers, servers)
     pushed = codec_of(kind).sent_fraction
     if role == "server":
         whole = workers * apart * size
@@ -142,20 +144,6 @@ def _write_series(
         for step in range(steps)
     ]
     folder.write_series(name, samples)
-
-
-def _host(experiment: spec.Experiment, role: str, index: int) -> str:
-    """The host a member would be on; as in the tunnel, its own where none are written."""
-    if not experiment.cluster.hosts:
-        return f"{role}{index}"
-    number = 0
-    for host in experiment.cluster.hosts:
-        each = host.workers if role == "worker" else host.servers
-        if each and index < each * host.count:
-            return f"host{number + index // each}"
-        index -= each * host.count
-        number += host.count
-    return f"host{number}"
 
 
 def _write_steps(

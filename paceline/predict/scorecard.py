@@ -38,7 +38,7 @@ def score(run: RunFolder) -> Score:
     """Predict the experiment of a measured run, and lay both side by side."""
     experiment, summary = run.experiment(), run.summary()
     measured = summary.samples_per_second
-    if experiment.engine == "predict" or not isinstance(measured, float):
+    if experiment.engine == "predict" or measured is None:
         problem = "it was not measured: there is nothing to compare with."
         raise SpecError(str(run.path), problem, "name a run of `here` or `tunnel` that finished.")
     found = predict(spec.replace(experiment, engine="predict"))

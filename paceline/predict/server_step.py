@@ -15,8 +15,7 @@ from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
 from paceline.protocol.chunks import Layout
 from paceline.protocol.placement import Seat
-from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES, Plan, Rules, quorum_of
-from paceline.record.summary import waits_for_all
+from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES, Plan, Shape, quorum_of, rules_of
 
 MOST_CHUNKS = 200
 """So finely a prediction cuts; a real run cuts finer, which changes its step by less than 1 %."""
@@ -51,8 +50,8 @@ def server_step(
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
     phases = COARSE_PHASES if coarse else PHASES
-    together = waits_for_all(experiment.architecture)
-    in_host = stack.sums_in_host or isinstance(experiment.architecture, spec.Hybrid)
+    together = experiment.architecture.waits_for_all
+    in_host = stack.sums_in_host or experiment.architecture.sums_in_host
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
@@ -205,19 +204,21 @@ def _plan(
     groups: int,
 ) -> Plan:
     """What the machines go by; seats that serve alike are one seat, and groups are workers."""
-    kind = experiment.architecture
-    options = kind if isinstance(kind, spec.Server) else spec.Server()
+    options = experiment.architecture.serving
+    assert options is not None
     workers, seats = experiment.cluster.workers, len(seat_groups)
     quorum = round(quorum_of(options, workers) * groups / workers)
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
-    rules = Rules(
-        mode=options.mode,
-        staleness=min(options.staleness, MOST_AHEAD) if options.mode == "bounded" else 0,
-        staleness_aware=options.staleness_aware,
-        quorum=max(1, quorum) if options.mode == "quorum" else 0,
-        window=None if stack.place == "arrays" else max(1, window),
-        exclusive=options.exclusive,
+    collapsed = msgspec.structs.replace(
+        options,
+        transport="tcp",  # memory is one of the links
+        staleness=min(options.staleness, MOST_AHEAD),
+        quorum=max(1, quorum),
+        window=max(1, window),
     )
+    rules = rules_of(collapsed, Shape(workers=groups, servers=seats))
+    if stack.place == "arrays":
+        rules = msgspec.structs.replace(rules, window=None)
     chunks = tuple(parcel.chunk for parcel in dealt.parcels)
     return Plan(
         layout=Layout(parameters=(), flats=(), places=(), chunks=chunks),

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import SpecError, suggest
+from paceline.protocol.buckets import FIRST_BUCKET_BYTES, RING_BUCKET_BYTES
 
 FILE = Path(__file__).with_name("stacks.toml")
 Range = tuple[float, float, float]
@@ -44,8 +45,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What is dealt to servers: chunks by bytes, whole variables by bytes, or arrays, the large
     ones cut evenly."""
 
-    first_bucket_bytes: int
-    bucket_bytes: int
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES
+    bucket_bytes: int = RING_BUCKET_BYTES
+    """Left out by our own, whose sizes are the protocol's."""
+
     algorithms: tuple[Literal["ring", "tree"], ...] = ("ring",)
     sums_in_host: bool = False
     """Devices of one host are summed before anything leaves it, in synchronous training."""

@@ -8,9 +8,8 @@ import math
 import msgspec
 
 from paceline import spec
-from paceline.errors import SpecError
 from paceline.predict.stacks import Constants
-from paceline.spec.hosts import DEFAULT_LINK
+from paceline.spec.hosts import written
 
 DEFAULT_INSIDE = "memory"
 
@@ -80,35 +79,20 @@ def rate_of(link: spec.Link, constants: Constants) -> float:
 def topology_of(experiment: spec.Experiment) -> Topology:
     """The hosts as the experiment writes them; without any, every member has its own."""
     cluster = experiment.cluster
-    servers = experiment.num_servers
-    hosts = cluster.hosts
-    if not hosts:
-        hosts = (spec.Host(count=cluster.workers),)
-        if servers:
-            hosts += (spec.Host(count=servers, workers=0, servers=1),)
     classes = tuple(
         HostClass(
             name=f"hosts{index}",
             hosts=host.count,
             workers=host.workers,
             servers=host.servers,
-            link=spec.parse_link(host.link or cluster.link or DEFAULT_LINK, "[cluster]"),
-            device=host.device or cluster.device,
+            link=spec.parse_link(host.link, "[cluster]"),
+            device=host.device,
             slowdown=host.slowdown,
             jitter_fraction=host.jitter_fraction,
             rack=host.rack,
         )
-        for index, host in enumerate(hosts)
+        for index, host in enumerate(written(experiment))
     )
-    _check(sum(c.hosts * c.workers for c in classes), cluster.workers, "workers")
-    _check(sum(c.hosts * c.servers for c in classes), servers, "servers")
     inside = spec.parse_link(cluster.inside or DEFAULT_INSIDE, "[cluster], inside")
     uplink = spec.parse_link(cluster.uplink, "[cluster], uplink") if cluster.uplink else None
     return Topology(classes=classes, inside=inside, uplink=uplink)
-
-
-def _check(on_hosts: int, wanted: int, what: str) -> None:
-    if on_hosts != wanted:
-        problem = f"the hosts hold {on_hosts} {what}, and the cluster has {wanted}."
-        fix = f"let the hosts' {what} add up to {wanted}."
-        raise SpecError("[[cluster.hosts]]", problem, fix)

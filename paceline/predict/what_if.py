@@ -47,7 +47,7 @@ def what_if(run: RunFolder, **changes: Any) -> WhatIf:
     itself to be simulated.
     """
     rate = run.summary().samples_per_second
-    if not isinstance(rate, float):
+    if rate is None:
         raise SpecError(str(run.path), "the run has no throughput.", "run it for more steps.")
     before = as_measured(run)
     after = vary(before, **changes)
@@ -76,7 +76,7 @@ def as_measured(run: RunFolder) -> spec.Experiment:
     """The run's experiment, resting on its own compute time and gradient bytes."""
     experiment, summary = run.experiment(), run.summary()
     phases = summary.breakdown_seconds
-    if not isinstance(phases, dict):
+    if phases is None:
         raise SpecError(str(run.path), "the run has no breakdown.", "run it for more steps.")
     slowdowns = [h.slowdown for h in experiment.cluster.hosts for _ in range(h.count * h.workers)]
     compute = (phases.get("forward", 0.0) + phases.get("backward", 0.0)) / fmean(slowdowns or [1])

@@ -2,6 +2,12 @@
 
 from collections.abc import Hashable, Iterable, Iterator
 
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that the exchange starts early."""
+
+RING_BUCKET_BYTES = 25 << 20
+"""Where the user leaves it to us: as large as in torch's own DistributedDataParallel."""
+
 HYBRID_BUCKET_BYTES = 4 << 20
 """Small enough that summing in a host starts early in backward, large enough that flags cost
 nothing."""

@@ -16,6 +16,7 @@ from paceline.errors import SpecError
 from paceline.protocol.chunks import Layout, ParameterSize
 from paceline.protocol.messages import Settings
 from paceline.protocol.placement import Placement, Seat, cut_and_deal, deal, seats
+from paceline.spec.hosts import one_by_one
 
 Mode = Literal["sync", "async", "bounded", "quorum"]
 
@@ -54,22 +55,30 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: bool = False
     """Those who are left go on without a lost worker."""
 
+    accelerated: bool = False
+    """Workers compute on GPUs."""
+
     @property
     def on_one_host(self) -> bool:
         members = self.workers + self.servers
         return len(set(self.hosts)) == 1 if self.hosts else members == 1
 
-    @property
-    def mates(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each host, in order of rank; the first of each leads."""
-        by_host: dict[int, list[int]] = {}
-        for worker in range(self.workers):
-            by_host.setdefault(self.hosts[worker] if self.hosts else worker, []).append(worker)
-        return tuple(tuple(found) for found in by_host.values())
 
-
-def on_one_host(workers: int, servers: int = 0) -> Shape:
-    return Shape(workers=workers, servers=servers, hosts=(0,) * (workers + servers))
+def written_shape(experiment: spec.Experiment) -> Shape:
+    """The shape of a job as it is written; on this machine all members share a host."""
+    cluster, servers = experiment.cluster, experiment.num_servers
+    hosts = [0] * (cluster.workers + servers)
+    if experiment.engine != "here":
+        placed = list(enumerate(one_by_one(experiment)))
+        hosts = [number for number, host in placed for _ in range(host.workers)]
+        hosts += [number for number, host in placed for _ in range(host.servers)]
+    return Shape(
+        workers=cluster.workers,
+        servers=servers,
+        hosts=tuple(hosts),
+        goes_on=cluster.goes_on,
+        accelerated=cluster.device == "cuda",
+    )
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,13 +173,11 @@ def make_plan(
     options: spec.Server,
     shape: Shape,
     groups: Sequence[Settings] = (),
-    *,
-    accelerated: bool = False,
 ) -> Plan:
-    """The plan of one exchange; SpecError for what cannot work. `accelerated`: on GPUs."""
+    """The plan of one exchange; SpecError for what cannot work."""
     check(options, shape)
     table = seats(placement_of(options, shape), shape.workers, shape.servers)
-    preferred, least = suitable_bytes(options, shape, accelerated=accelerated)
+    preferred, least = suitable_bytes(options, shape)
     shares = [seat.share for seat in table]
     layout, owners = cut_and_deal(parameters, shares, preferred, least)
     return Plan(
@@ -216,6 +223,8 @@ def why_no_second_homes(options: spec.Server, shape: Shape) -> str:
         return "weights lie in memory that it writes to; transport=tcp has second homes for them"
     if options.device != "cpu":
         return "it serves from a GPU"
+    if shape.accelerated:
+        return "workers compute on GPUs, where the next gradients overwrite what nobody else has"
     if options.compression != "none" and workers_serve(options, shape):
         return f"compression={options.compression} leaves out what only the lost one had"
     return ""
@@ -269,14 +278,12 @@ def shares_memory(options: spec.Server, shape: Shape) -> bool:
     return shape.on_one_host and not (shape.goes_on and workers_serve(options, shape))
 
 
-def suitable_bytes(
-    options: spec.Server, shape: Shape, *, accelerated: bool = False
-) -> tuple[int, int]:
+def suitable_bytes(options: spec.Server, shape: Shape) -> tuple[int, int]:
     """The size of a chunk that suits the way it goes, and the least that makes sense."""
     if options.chunk_bytes is not None:
         return options.chunk_bytes, options.chunk_bytes
     if shares_memory(options, shape):
-        return ACCELERATED_CHUNK_BYTES if accelerated else SHARED_CHUNK_BYTES
+        return ACCELERATED_CHUNK_BYTES if shape.accelerated else SHARED_CHUNK_BYTES
     return LOOPBACK_CHUNK_BYTES if shape.on_one_host else TRAVELLING_CHUNK_BYTES
 
 

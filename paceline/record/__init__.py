@@ -29,7 +29,6 @@ from paceline.record.summary import (
     staleness,
     step_seconds,
     summarise,
-    waits_for_all,
 )
 from paceline.record.traffic import MemberTraffic, per_step
 
@@ -61,5 +60,4 @@ __all__ = [
     "summarise",
     "tell_pauses",
     "versions",
-    "waits_for_all",
 ]

@@ -155,7 +155,7 @@ class Loss(Entry, kw_only=True):
         self.last = self.last if math.isfinite(self.last) else math.nan
 
 
-class Summary(Entry, kw_only=True, omit_defaults=False):
+class Summary(Entry, kw_only=True):
     """The JSON of a run (DESIGN section 6)."""
 
     format_version: int
@@ -168,49 +168,49 @@ class Summary(Entry, kw_only=True, omit_defaults=False):
     workers: int
     servers: int
     members: list[Member]
-    script: str | msgspec.UnsetType = msgspec.UNSET
+    script: str | None = None
     """The user's own program with its arguments; what it trains, and on what, only it knows."""
 
-    model: str | msgspec.UnsetType = msgspec.UNSET
-    data: str | msgspec.UnsetType = msgspec.UNSET
-    global_batch: int | msgspec.UnsetType = msgspec.UNSET
-    steps: int | msgspec.UnsetType = msgspec.UNSET
-    samples_per_second: float | msgspec.UnsetType = msgspec.UNSET
+    model: str | None = None
+    data: str | None = None
+    global_batch: int | None = None
+    steps: int | None = None
+    samples_per_second: float | None = None
     """While it trained: steps alone, pauses between them left out."""
 
-    samples_per_second_with_pauses: float | msgspec.UnsetType = msgspec.UNSET
+    samples_per_second_with_pauses: float | None = None
     """From the first measured step to the last, evaluation, checkpoints and own pauses included."""
 
-    wall_seconds: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    wall_seconds: dict[str, float] | None = None
     """Where the time from start to end went, on worker 0; the parts sum to the whole."""
 
-    samples_not_seen: int | msgspec.UnsetType = msgspec.UNSET
+    samples_not_seen: int | None = None
     """Divided with a worker that was lost before its part of the step counted."""
 
-    step_seconds: StepSeconds | msgspec.UnsetType = msgspec.UNSET
-    breakdown_seconds: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    loss: Loss | msgspec.UnsetType = msgspec.UNSET
-    accuracy: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    staleness: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    epoch_seconds: float | msgspec.UnsetType = msgspec.UNSET
-    bytes_per_step: float | msgspec.UnsetType = msgspec.UNSET
+    step_seconds: StepSeconds | None = None
+    breakdown_seconds: dict[str, float] | None = None
+    loss: Loss | None = None
+    accuracy: dict[str, float] | None = None
+    staleness: dict[str, float] | None = None
+    epoch_seconds: float | None = None
+    bytes_per_step: float | None = None
     """Sent by all members together in one step, from the first measured step on."""
 
-    packets_per_step: float | msgspec.UnsetType = msgspec.UNSET
-    speedup: float | msgspec.UnsetType = msgspec.UNSET
-    efficiency: float | msgspec.UnsetType = msgspec.UNSET
-    limit_seconds: float | msgspec.UnsetType = msgspec.UNSET
-    verdict: str | msgspec.UnsetType = msgspec.UNSET
-    interval: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    packets_per_step: float | None = None
+    speedup: float | None = None
+    efficiency: float | None = None
+    limit_seconds: float | None = None
+    verdict: str | None = None
+    interval: dict[str, float] | None = None
     """Of a prediction: `low` and `high` samples per second, between which nine of ten lie."""
 
-    limited_by: str | msgspec.UnsetType = msgspec.UNSET
+    limited_by: str | None = None
     """Of a prediction: the resource that is needed longest in a step."""
 
-    notes: list[str] | msgspec.UnsetType = msgspec.UNSET
+    notes: list[str] | None = None
     """Fallbacks taken and anything emulated, in words."""
 
     @property
     def subject(self) -> str:
         """What was run, in a word: the script, or the model."""
-        return str(self.script if isinstance(self.script, str) else self.model)
+        return str(self.script or self.model)

@@ -83,8 +83,7 @@ class RunFolder:
 
     def _write_in_place(self, summary: Summary) -> None:
         """On a full disk, still say how the run ended: a short summary fits where the first is."""
-        unset = msgspec.UNSET
-        short = msgspec.structs.replace(summary, members=[], notes=unset, verdict=unset)
+        short = msgspec.structs.replace(summary, members=[], notes=None, verdict=None)
         with contextlib.suppress(OSError), (self.path / "run.json").open("r+b") as file:
             file.write(msgspec.json.encode(short))
             file.truncate()

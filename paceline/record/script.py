@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from paceline import spec
 from paceline.record.entries import Member
-from paceline.record.summary import waits_for_all
 
 
 def warning(
@@ -35,7 +34,7 @@ def warning(
             f"{script.name} never called paceline.shard(): unless it divides its data itself, all "
             f"{workers} workers read the same samples. Pass it the data loader."
         )
-    if waits_for_all(experiment.architecture) and len(set(steps.values())) > 1:
+    if experiment.architecture.waits_for_all and len(set(steps.values())) > 1:
         taken = ", ".join(f"{name} {count}" for name, count in steps.items())
         return f"the workers took different numbers of steps ({taken}); each must take all of them."
     return ""

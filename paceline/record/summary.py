@@ -10,7 +10,6 @@ from statistics import fmean, median
 
 import msgspec
 
-from paceline import spec
 from paceline.record import traffic
 from paceline.record.entries import (
     IN_EVALUATION,
@@ -62,7 +61,7 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
     if steps:
         offsets = {w.name: w.clock_offset_seconds or 0.0 for w in workers}
         lost = gone(folder)
-        together = waits_for_all(experiment.architecture)
+        together = experiment.architecture.waits_for_all
         told = tell_pauses(split_wait(steps, offsets) if together else steps)
         warmup = experiment.measurement.warmup_steps
         _add_figures(summary, told, warmup, lost)
@@ -72,11 +71,6 @@ def summarise(folder: RunFolder, status: str, span: Span | None = None) -> Summa
     _add_results(summary, workers)
     folder.write_summary(summary)
     return summary
-
-
-def waits_for_all(architecture: spec.Architecture) -> bool:
-    """Whether the exchange of a step ends only when every worker has brought its gradients."""
-    return architecture.waits_for_all
 
 
 def split_wait(
@@ -257,7 +251,7 @@ def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
     accuracy: dict[str, float] = {k: results[k] for k in ("top1", "top5") if k in results}
     if accuracy:
         summary.accuracy = accuracy
-    if "num_samples" in results and isinstance(summary.samples_per_second, float):
+    if "num_samples" in results and summary.samples_per_second is not None:
         summary.epoch_seconds = results["num_samples"] / summary.samples_per_second
     counts = [item for own in staleness(summary.members).values() for item in own.items()]
     total = sum(count for _, count in counts)

@@ -201,9 +201,9 @@ def _mllog_lines(run: RunFolder) -> Iterator[Event]:
             batch = summary.global_batch
             seen: Event = {"samples_count": (step + 1) * batch} if isinstance(batch, int) else {}
             yield line("train_loss", loss, ends[step], **seen, step_num=step)
-    if isinstance(summary.samples_per_second, float):
+    if summary.samples_per_second is not None:
         yield line("throughput", summary.samples_per_second, end)
-    if isinstance(summary.accuracy, dict):
+    if summary.accuracy is not None:
         yield line("eval_accuracy", summary.accuracy.get("top1"), end)
     status = "success" if summary.status == "finished" else "aborted"
     yield line("run_stop", None, end, "INTERVAL_END", status=status)

@@ -106,7 +106,7 @@ def run_of(row: Row) -> RunFolder | None:
     if len(runs) < 3:
         return runs[0] if runs else None
     rates = [run.summary().samples_per_second for run in runs]
-    known = [rate for rate in rates if isinstance(rate, float)]
+    known = [rate for rate in rates if rate is not None]
     if len(known) < len(runs):
         return runs[0]
     middle = median(known)

@@ -25,7 +25,7 @@ def told(run: RunFolder) -> dict[str, Sequence[Step]]:
     workers = [member for member in run.members() if member.role == "worker"]
     steps = {member.name: own for member in workers if (own := run.steps(member.name))}
     offsets = {member.name: member.clock_offset_seconds or 0.0 for member in workers}
-    if record.waits_for_all(experiment.architecture):
+    if experiment.architecture.waits_for_all:
         steps = record.split_wait(steps, offsets)
     warmup = experiment.measurement.warmup_steps
     return {name: record.counted(own, warmup) for name, own in record.tell_pauses(steps).items()}

@@ -104,7 +104,7 @@ class RunTail:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._experiment = folder.experiment()
-        self._together = record.waits_for_all(self._experiment.architecture)
+        self._together = self._experiment.architecture.waits_for_all
         self._members: dict[str, MemberTail] = {}
         self._events = Lines(folder.path / "events.jsonl", Event)
         self._said: deque[Event] = deque(maxlen=20)
@@ -125,7 +125,7 @@ class RunTail:
         self._said.extend(self._events.new())
         summary = self.folder.summary()
         running, rate = summary.status == "running", self._rate()
-        if not running and isinstance(summary.samples_per_second, float):
+        if not running and summary.samples_per_second is not None:
             rate = summary.samples_per_second
         late = self._late()
         return {
@@ -146,7 +146,7 @@ class RunTail:
 
     def _verdict(self, summary: record.Summary, now: float) -> str | None:
         """The run's own at its end; until then what `explain` says of it so far, now and then."""
-        if isinstance(summary.verdict, str):
+        if summary.verdict is not None:
             return summary.verdict
         if now < self._judge_again_seconds:
             return self._said_so_far

@@ -4,7 +4,7 @@
 and `mode = "async"` give the same thing.
 """
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import msgspec
 
@@ -18,20 +18,34 @@ Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
 class Facts(Spec, frozen=True, kw_only=True):
     """What all architectures say of themselves, beside their options."""
 
-    @property
-    def is_one_process(self) -> bool:
-        """It is one worker, however many devices that has."""
-        return False
+    is_one_process: ClassVar[bool] = False
+    """It is one worker, however many devices that has."""
 
-    @property
-    def takes_scripts(self) -> bool:
-        """Any script may use it, not only the built-in loop."""
-        return True
+    takes_scripts: ClassVar[bool] = True
+    """Any script may use it, not only the built-in loop."""
+
+    takes_one_worker: ClassVar[bool] = True
+    """A job of one worker may be written with it."""
+
+    takes_recorded_passes: ClassVar[bool] = False
+    """A GPU may replay both passes of a step: nobody must act inside of backward."""
+
+    sums_in_host: ClassVar[bool] = False
+    """Workers of a host sum in memory that they share, however many hosts there are."""
 
     @property
     def takes_servers(self) -> bool:
         """Server members have something to do in it."""
         return False
+
+    @property
+    def serving(self) -> "Server | None":
+        """How seats serve what is exchanged, on servers or in workers; None where none do."""
+        return None
+
+    @property
+    def is_served(self) -> bool:
+        return self.serving is not None
 
     @property
     def waits_for_all(self) -> bool:
@@ -53,6 +67,11 @@ class Facts(Spec, frozen=True, kw_only=True):
         """Workers can go on in place without one that was lost (`on_loss = "continue"`)."""
         return False
 
+    @property
+    def regroups(self) -> bool:
+        """It is the workers that agree then how to go on; else it is the servers."""
+        return self.survives and not self.is_served
+
 
 class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
@@ -65,9 +84,8 @@ class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
 class Single(Facts, frozen=True, kw_only=True, tag_field="name", tag="single"):
     """One worker: the baseline and the numerical reference."""
 
-    @property
-    def is_one_process(self) -> bool:
-        return True
+    is_one_process: ClassVar[bool] = True
+    takes_recorded_passes: ClassVar[bool] = True
 
 
 class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
@@ -96,6 +114,8 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
 
 class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Workers push gradient chunks; servers update and return weights."""
+
+    takes_recorded_passes: ClassVar[bool] = True
 
     mode: Literal["sync", "async", "bounded", "quorum"] = "sync"
     staleness: int = 3
@@ -153,6 +173,10 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     @property
     def takes_servers(self) -> bool:
         return self.placement != "colocated"
+
+    @property
+    def serving(self) -> "Server":
+        return self
 
     @property
     def waits_for_all(self) -> bool:
@@ -213,11 +237,17 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
 class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     """Reduce inside a host through shared memory, between hosts by `between`."""
 
+    sums_in_host: ClassVar[bool] = True
+
     between: Literal["ring", "server"] = "ring"
 
     @property
     def takes_servers(self) -> bool:
         return self.between == "server"
+
+    @property
+    def serving(self) -> Server | None:
+        return Server(update="worker") if self.between == "server" else None
 
     @property
     def survives(self) -> bool:
@@ -226,6 +256,8 @@ class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
 
 class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
     """One process, several devices, one batch split over them."""
+
+    is_one_process: ClassVar[bool] = True
 
     devices: int = 0
     """Replicas; every GPU, or without one every core of this machine when left out."""
@@ -238,10 +270,6 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
         problem = f"devices = {self.devices} is negative."
         require(self.devices >= 0, where, problem, "write how many replicas there shall be.")
         assert self.share_weights is not None
-
-    @property
-    def is_one_process(self) -> bool:
-        return True
 
     @property
     def share_weights(self) -> tuple[float, ...]:
@@ -258,6 +286,9 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
 
 class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
     """Layers split over workers; micro-batches flow through."""
+
+    takes_scripts: ClassVar[bool] = False
+    takes_one_worker: ClassVar[bool] = False
 
     microbatches: int = 4
     """Equal parts of a batch that are in the pipeline at once."""
@@ -289,10 +320,6 @@ class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline
     def memory_bytes(self) -> int | None:
         """None for no limit."""
         return parse_bytes(self.memory, "architecture pipeline, memory") if self.memory else None
-
-    @property
-    def takes_scripts(self) -> bool:
-        return False
 
     @property
     def stages_per_worker(self) -> int:

@@ -140,7 +140,7 @@ class Averaged:
             session.options = msgspec.structs.replace(session.options, bucket=parcels.PARCEL)
         self.common = Common(session, mirror, StandIn(mirror.tensors), keras)
         self._passes = passes
-        self._is_own_memory = session.options.__struct_config__.tag == "server"
+        self._is_own_memory = isinstance(session.options, spec.Server)
         """Means are copies made for this step, and not the exchange's own memory."""
 
     def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:

@@ -28,8 +28,7 @@ def check(
     """
     if identity.on_one_host or identity.owns_interfaces:
         return
-    shares_memory = isinstance(options, spec.Server | spec.Hybrid)
-    needs = doctor.Needs() if shares_memory else doctor.Needs(shared_memory_bytes=0)
+    needs = doctor.Needs() if options.sums_in_host else doctor.Needs(shared_memory_bytes=0)
     facts = doctor.gather(identity, os.environ)
     with _listening(identity, store) as (known, listener):
         examination = doctor.examine(

@@ -68,7 +68,7 @@ def start(
         checkup.check(identity, store, options, _session.note)
         if identity.index == 0:
             joining.announce(store, identity, options)
-    outlives = identity.goes_on and isinstance(options, spec.Server) and _session.workers > 1
+    outlives = identity.goes_on and options.is_served and _session.workers > 1
     if outlives and isinstance(store, stores.JobStore):
         store.arrange_heirs(_session.workers)
     if identity.role == "server":

@@ -61,7 +61,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     if not (isinstance(model, PipelineModel) or session.has_joined):
         resumed = _found(workload, folder.path)
     start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
-    session.survivors.makes_again = isinstance(session.options, spec.Ring | spec.Hybrid)
+    session.survivors.makes_again = session.options.exclusive
     session.gradient_use = "clip" if workload.clip_norm else "nothing"
     session.distribute(model, optimizer)
     if emulated is not None:

@@ -130,9 +130,9 @@ def recording_for(
     on_gpu = next(model.parameters()).device.type == "cuda"
     if not on_gpu or workload.compile or workload.graph == "off":
         return None
-    name = spec.architecture_name(architecture)
-    takes = isinstance(architecture, spec.Single | spec.Server)
+    takes = architecture.takes_recorded_passes
     if workload.graph == "on" and not (takes and workload.accumulate == 1):
+        name = spec.architecture_name(architecture)
         reason = f"{name} sends gradients while backward makes them"
         reason = "a recorded pass cannot accumulate gradients" if takes else reason
         fix = "leave it out, or use --architecture single or server without --accumulate."

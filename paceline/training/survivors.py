@@ -63,9 +63,9 @@ class Survivors:
         options, store = session.options, session.store
         if self._have_met or not identity.goes_on or session.workers == 1:
             return self._crew
-        if not isinstance(options, spec.Ring | spec.Average | spec.Hybrid):
+        if not options.regroups:
             return None
-        backend = options.backend if not isinstance(options, spec.Hybrid) else "gloo"
+        backend = options.backend if isinstance(options, spec.Ring | spec.Average) else "gloo"
         if backend_for(context, backend) == "gloo" and isinstance(store, stores.JobStore):
             self._have_met = True
             self._crew = Crew(

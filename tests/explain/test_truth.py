@@ -15,6 +15,7 @@ import pytest
 from paceline import spec
 from paceline.bench.table import loss_difference
 from paceline.explain import explain
+from paceline.explain.facts import gather
 from paceline.explain.findings import CauseName
 from paceline.record import RunFolder, open_folder
 from tests.synthetic import MB, Machine, Times, names, synchronous_run
@@ -456,6 +457,25 @@ class TestActions:
         )
         action = next(a for a in explain(run).actions if "bf16" in a.text)
         assert action.gain.high < 1 / 0.75 - 1 + 0.15
+
+    @pytest.mark.parametrize(("on_loss", "shared"), [("stop", True), ("continue", False)])
+    def test_what_a_loss_must_not_take_moves_by_sockets(self, tmp_path, on_loss, shared):
+        def run(architecture):
+            folder = synchronous_run(
+                tmp_path / architecture.partition(":")[0],
+                architecture=architecture,
+                times=Times(forward=0.1, backward=0.2),
+                exchange_seconds=0.1,
+                fields={"on_loss": on_loss},
+            )
+            for member in folder.members():
+                member.host = "one"
+                folder.write_member(member)
+            return folder
+
+        assert gather(run("server:placement=colocated")).shares_memory == shared
+        texts = [action.text for action in explain(run("ring")).actions]
+        assert any("through shared memory" in text for text in texts) == shared
 
     def test_actions_are_sorted_by_gain(self, tmp_path):
         run = synchronous_run(

@@ -7,7 +7,7 @@ from paceline.bench import drill
 from paceline.errors import MemberError, SpecError
 from paceline.explain import conclude
 from paceline.explain.failure import failure
-from paceline.launch.losses import BEGUN, Losses, check_on_loss
+from paceline.launch.losses import BEGUN, Losses, check_on_loss, why_servers_are_needed
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import Ending
 from paceline.record import Event, RunFolder, checkpoints
@@ -26,12 +26,12 @@ def asked(architecture, workers=2, **cluster):
         (asked("pipeline"), "pipeline cannot go on without one of them"),
         (asked("hybrid:between=server"), "hybrid:between=server cannot go on without one of them"),
         (asked("server:placement=colocated,mode=async"), "cannot go on without one of them"),
-        (asked("server:mode=bounded"), "takes weights with it: mode=bounded"),
         (
             asked("server:placement=colocated,transport=shm"),
             "takes weights with it: weights lie in",
         ),
         (asked("server:placement=colocated,compression=fp16"), "compression=fp16 leaves out"),
+        (asked("server:placement=colocated", device="cuda"), "with it: workers compute on GPUs"),
         (asked("single", workers=1), "one worker, and nobody to go on"),
     ],
 )
@@ -41,9 +41,19 @@ def test_what_nobody_could_do_is_refused_with_the_way_out(experiment, complaint)
     assert "--restarts" in caught.value.fix
 
 
-@pytest.mark.parametrize("kind", ["server", "server:placement=colocated", "ring", "hybrid"])
+@pytest.mark.parametrize(
+    "kind", ["server", "server:mode=bounded", "server:placement=colocated", "ring", "hybrid"]
+)
 def test_what_can_be_done_is_not_refused(kind):
     check_on_loss(asked(kind))
+
+
+def test_a_server_is_needed_that_is_the_only_one_or_takes_gradients_from_gpus():
+    for servers in (0, 1):
+        why = why_servers_are_needed(asked("server:transport=tcp", servers=servers))
+        assert why == "there is no other server"
+    on_gpus = asked("server:transport=tcp", servers=2, device="cuda")
+    assert why_servers_are_needed(on_gpus).startswith("workers compute on GPUs")
 
 
 def test_it_is_stop_unless_asked_otherwise():

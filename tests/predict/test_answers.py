@@ -111,6 +111,14 @@ def test_advice_ranks_what_trains_like_one_worker_and_says_why():
     assert any("dedicated servers" in text for text in found.remarks)
 
 
+def test_advice_goes_by_what_an_architecture_says_of_itself(monkeypatch):
+    tried = ["server:mode=bounded,staleness=0", "server:mode=bounded,staleness=1"]
+    found = [asked(kind, 2, 1) for kind in tried]
+    monkeypatch.setattr("paceline.predict.advice.candidates", lambda experiment, hosts: found)
+    (ranked,) = advise(asked(), 3).ranked
+    assert ranked.architecture == tried[0], "no worker is ever ahead: it trains like one"
+
+
 def test_auto_between_hosts_is_the_fastest_of_those_that_fit():
     slow, _ = choose(asked("auto", link="1gbit"))
     assert slow == spec.Server(placement="colocated")  # hides the exchange behind forward too

@@ -277,6 +277,7 @@ def test_the_last_server_cannot_be_done_without():
         ({"placement": "colocated", "compression": "fp16"}, Shape(workers=2), "compression=fp16"),
         ({"placement": "optimal"}, Shape(workers=3, servers=1), ""),
         ({"device": "cuda"}, Shape(workers=2, servers=2), "GPU"),
+        ({}, Shape(workers=2, servers=2, accelerated=True), "workers compute on GPUs"),
     ],
 )
 def test_where_there_are_second_homes(options, shape, reason):

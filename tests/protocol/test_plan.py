@@ -12,12 +12,16 @@ from paceline.protocol.plan import (
     TRAVELLING_CHUNK_BYTES,
     Shape,
     make_plan,
-    on_one_host,
     suitable_bytes,
+    written_shape,
 )
 
 SIZES = [ParameterSize(name=f"w{i}", elements=1 << 18) for i in range(8)]
 APART = Shape(workers=3, servers=2)
+
+
+def on_one_host(workers, servers=0):
+    return Shape(workers=workers, servers=servers, hosts=(0,) * (workers + servers))
 
 
 def plan(shape=APART, **options):
@@ -36,6 +40,11 @@ def test_rules_follow_mode_and_place():
     assert plan(quorum=1).rules.quorum == 0, "only in quorum"
     assert plan(on_one_host(3, 2)).rules.window is None, "nothing departs in shared memory"
     assert not plan(update="worker").rules.updates
+    second_homes = [
+        plan(Shape(workers=3, servers=2, goes_on=True, accelerated=on_gpus)).rules.second_homes
+        for on_gpus in (False, True)
+    ]
+    assert second_homes == [True, False]
 
 
 def test_without_servers_the_workers_serve():
@@ -49,8 +58,8 @@ def test_chunks_suit_the_way_they_go():
     asked = spec.Server()
     assert suitable_bytes(asked, APART) == TRAVELLING_CHUNK_BYTES
     assert suitable_bytes(asked, on_one_host(3, 2)) == SHARED_CHUNK_BYTES
-    on_gpus = suitable_bytes(asked, on_one_host(3, 2), accelerated=True)
-    assert on_gpus == ACCELERATED_CHUNK_BYTES
+    on_gpus = Shape(workers=3, servers=2, hosts=(0,) * 5, accelerated=True)
+    assert suitable_bytes(asked, on_gpus) == ACCELERATED_CHUNK_BYTES
     loopback = spec.Server(transport="tcp")
     assert suitable_bytes(loopback, on_one_host(3, 2)) == LOOPBACK_CHUNK_BYTES
     assert suitable_bytes(spec.Server(chunk="1MiB"), APART) == (1 << 20, 1 << 20)
@@ -62,11 +71,21 @@ def test_the_arbiter_serves_a_chunk_however_small_the_model():
     assert made.chunks_of(made.arbiter) == [0]
 
 
-def test_hosts_tell_who_leads():
-    shape = Shape(workers=4, hosts=(7, 3, 7, 3))
-    assert shape.mates == ((0, 2), (1, 3))
-    assert not shape.on_one_host
-    assert Shape(workers=2).mates == ((0,), (1,))
+@pytest.mark.parametrize(
+    ("engine", "written", "hosts"),
+    [
+        ("here", [], (0, 0, 0, 0)),
+        ("tunnel", [], (0, 1, 2, 3)),
+        ("tunnel", [{"workers": 3, "servers": 1}], (0, 0, 0, 0)),
+        ("predict", [{"workers": 2, "servers": 1}, {"workers": 1}], (0, 0, 1, 0)),
+    ],
+)
+def test_members_share_hosts_as_it_is_written(engine, written, hosts):
+    cluster = {"workers": 3, "hosts": written}
+    asked = {"engine": engine, "architecture": "server", "cluster": cluster}
+    shape = written_shape(spec.from_tables(asked, "e.toml"))
+    assert shape == Shape(workers=3, servers=1, hosts=hosts)
+    assert shape.on_one_host == (len(set(hosts)) == 1)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +96,11 @@ def test_hosts_tell_who_leads():
         ({"mode": "async", "update": "worker"}, APART, "weights would drift apart"),
         ({"compression": "fp16"}, on_one_host(2), "do not leave this host"),
         ({"transport": "shm"}, APART, "on several hosts"),
+        (
+            {"placement": "colocated"},
+            Shape(workers=2, goes_on=True, accelerated=True),
+            "takes weights with it: workers compute on GPUs",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(options, shape, told):

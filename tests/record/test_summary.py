@@ -123,6 +123,17 @@ def test_unknown_is_absent(folder):
     assert '"speedup"' not in (folder.path / "run.json").read_text(encoding="utf-8")
 
 
+def test_nothing_is_written_where_it_is_known_to_be_nothing(folder):
+    summary = folder.summary()
+    summary.steps, summary.samples_not_seen, summary.notes, summary.accuracy = 0, 0, [], {}
+    folder.write_summary(summary)
+    written = msgspec.json.decode((folder.path / "run.json").read_bytes())
+    told = {"steps": 0, "samples_not_seen": 0, "notes": [], "accuracy": {}, "name": ""}
+    assert {name: written.get(name) for name in told} == told
+    assert None not in written.values()
+    assert folder.summary() == summary
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(RecordError, match=r"no run\.json"):
         open_folder(tmp_path)

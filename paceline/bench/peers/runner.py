@@ -223,7 +223,7 @@ def _summarise(folder: RunFolder, peer: Peer, status: str) -> None:
     """The summary under the peer's name, without the phases that nobody could see."""
     summary = summarise(folder, status)
     summary.architecture = peer.name
-    if isinstance(summary.breakdown_seconds, dict):
+    if summary.breakdown_seconds is not None:
         names = {m.name for m in summary.members}
         seen = {p for n in names for s in folder.steps(n)[:1] for p in s.breakdown_seconds}
         summary.breakdown_seconds = {

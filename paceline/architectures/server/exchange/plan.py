@@ -16,7 +16,7 @@ from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.messages import Settings
-from paceline.protocol.plan import Shape, make_plan, workers_serve
+from paceline.protocol.plan import Shape, make_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,14 @@ def refuse_sparse(model: torch.nn.Module) -> None:
             raise SpecError("architecture server", problem, "build the layer with sparse=False.")
 
 
-def shape_of(identity: Identity) -> Shape:
-    members = identity.workers + identity.servers
-    hosts = (0,) * members if identity.on_one_host else ()
-    workers, servers, goes_on = identity.workers, identity.servers, identity.goes_on
-    return Shape(workers=workers, servers=servers, hosts=hosts, goes_on=goes_on)
+def shape_of(identity: Identity, *, accelerated: bool = False) -> Shape:
+    return Shape(
+        workers=identity.workers,
+        servers=identity.servers,
+        hosts=(0,) * identity.members if identity.on_one_host else (),
+        goes_on=identity.goes_on,
+        accelerated=accelerated,
+    )
 
 
 def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity) -> JobPlan:
@@ -84,19 +87,13 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         )
         for name, tensor, group in named
     ]
-    shape, accelerated = shape_of(identity), is_apart(exchanged.device)
-    plan = make_plan(sizes, options, shape, exchanged.settings, accelerated=accelerated)
-    if accelerated:  # gradients leave from memory that the next ones are written to
-        if shape.goes_on and workers_serve(options, shape):
-            problem = "workers serve, and compute on GPUs: what a lost one had nobody else has."
-            raise SpecError("--on-loss", problem, "add --servers, or write stop and --restarts.")
-        rules = msgspec.structs.replace(plan.rules, second_homes=False)
-        plan = msgspec.structs.replace(plan, rules=rules)
+    shape = shape_of(identity, accelerated=is_apart(exchanged.device))
+    plan = make_plan(sizes, options, shape, exchanged.settings)
     return JobPlan(
         **msgspec.structs.asdict(plan),
         fingerprint=exchanged.fingerprint,
         optimizer=exchanged.optimizer,
-        accelerated=accelerated,
+        accelerated=shape.accelerated,
         device=options.device,
     )
 
