@@ -28,6 +28,7 @@ from paceline.protocol.collectives import (
     Stretched,
     SumStretch,
     Trained,
+    hosts_of,
 )
 
 seeds = st.integers(0, 1 << 32)
@@ -168,7 +169,7 @@ class Stuck(Group):
 def test_mates_wait_for_the_one_that_is_stuck_and_others_for_leaders(
     seed, hosts, buckets, step, kind
 ):
-    rng, mates = random.Random(seed), Shape(workers=len(hosts), hosts=tuple(hosts)).mates
+    rng, mates = random.Random(seed), hosts_of(hosts)
     machines = {w: HybridMachine(w, mates, buckets) for w in range(len(hosts))}
     stuck = rng.randrange(len(hosts))
     train(Stuck(rng, machines, stuck, kind, step, rng.randrange(buckets)), buckets, 3)
