@@ -215,7 +215,7 @@ class Stepped(Event, frozen=True, gc=False):
 
 
 class Fetch(Event, frozen=True, gc=False):
-    """Ask for the present weights of all chunks."""
+    """Ask for the present weights of all chunks, with all that this worker has sent."""
 
 
 class FetchStates(Event, frozen=True, gc=False):

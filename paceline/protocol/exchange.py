@@ -191,7 +191,8 @@ class ExchangeMachine:
         arbiter = self._homes.arbiter
         match event:
             case Fetch():
-                return self._pull(version=0)
+                bounded = self._plan.rules.mode == "bounded"  # else answers have one's own steps
+                return self._pull(version=self.step if bounded else 0)
             case Enter():
                 return [self._to_seat(arbiter, Join(self.worker))]
             case Admitted():

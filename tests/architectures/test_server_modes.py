@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import paceline
 from paceline import data, models, spec
 from paceline.errors import MemberError, SpecError
 from paceline.testing import run_members
@@ -250,3 +251,33 @@ def test_compiled_models_train_alike(before):
     expected = run_members(compiled, True, workers=1, architecture=spec.Single())[0]
     for losses in run_members(compiled, before, workers=2, architecture=architecture):
         np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def count_down(session):
+    """Ten steps, each of which takes exactly one away."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = session.distribute(model, optimizer)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model.weight.sum().backward()
+        optimizer.step()
+    session.architecture.settle()
+    own = model.weight.item()
+    paceline.barrier()
+    session.architecture.settle()
+    return own, model.state_dict()["weight"].item()
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize(
+    ("mode", "all_steps"),
+    [("bounded,staleness=2", -10), ("bounded,staleness=5", -10), ("async", -20)],
+)
+def test_what_is_settled_has_every_step_of_ones_own_and_then_of_all(mode, all_steps, servers):
+    placement = "dedicated" if servers else "colocated"
+    architecture = spec.parse_architecture(f"server:mode={mode},placement={placement}")
+    results = run_members(count_down, workers=2, servers=servers, architecture=architecture)
+    assert all(own <= -10 for own, _ in results)
+    assert [last for _, last in results] == [all_steps] * 2

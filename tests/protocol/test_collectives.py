@@ -177,7 +177,8 @@ def test_mates_wait_for_the_one_that_is_stuck_and_others_for_leaders(
     for worker, machine in machines.items():
         host = next(host for host in mates if worker in host)
         others = tuple(leader for leader in leaders if leader != worker)
-        expected = (others if worker == host[0] else host[:1]) if stuck not in host else (stuck,)
+        expected = others if worker == host[0] else (host[0],)
+        expected = (stuck,) if stuck in host else expected
         assert machine.missing == expected
 
 

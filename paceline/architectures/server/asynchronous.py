@@ -86,7 +86,11 @@ class AsynchronousServer:
         return torch.nn.utils.clip_grad_norm_(self._streaming.tensors, max_norm)
 
     def settle(self) -> None:
+        """The last answers may lack updates of this worker's own, and what others sent since."""
         self._streaming.settle()
+        if self._exchange is not None:
+            self._exchange.worker.fetch()
+            self._streaming.settle()
 
     def counters(self) -> dict[str, object]:
         return self._exchange.counters() if self._exchange is not None else {}

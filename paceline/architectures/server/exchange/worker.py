@@ -134,7 +134,7 @@ class WorkerSide:
         self._ask(events)
 
     def fetch(self) -> None:
-        """Ask for the present weights of all chunks."""
+        """Ask for the present weights of all chunks, with all that this worker has sent."""
         with self._changed:
             self._pending.update(range(self._num_chunks))
         self._ask([Fetch()])
