@@ -201,7 +201,7 @@ def mpi(source: torch.Tensor, target: torch.Tensor, workers: int) -> Exchange:
 
 def join(
     size_mb: int, transport: str, facts: dict[str, int], store: dist.Store, target: torch.Tensor
-) -> setup.WorkerMember:
+) -> setup.OpenWorker:
     """Become a worker with a colocated server that only sums: an all-reduce by code that trains."""
     rank, workers = facts["rank"], facts["workers"]
     identity = Identity(
@@ -224,7 +224,7 @@ def join(
     return setup.set_up_worker(options, context, exchanged)
 
 
-def server(member: setup.WorkerMember, source: torch.Tensor, *, from_source: bool) -> Exchange:
+def server(member: setup.OpenWorker, source: torch.Tensor, *, from_source: bool) -> Exchange:
     """Push all chunks, and wait for all means."""
     ready = prepared(member, source, from_source)
 
@@ -243,7 +243,7 @@ def server(member: setup.WorkerMember, source: torch.Tensor, *, from_source: boo
 
 
 def prepared(
-    member: setup.WorkerMember, source: torch.Tensor, from_source: bool
+    member: setup.OpenWorker, source: torch.Tensor, from_source: bool
 ) -> list[tuple[Ready, list[Piece]]]:
     """All chunks as ready gradients: views of `source`, or what is in the segment already."""
     ready: list[tuple[Ready, list[Piece]]] = []

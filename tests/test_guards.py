@@ -68,6 +68,39 @@ def test_loads_no_torch(part):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+GLOSSARY = dict(
+    re.findall(r"^\| ([a-z][a-z, ]+) \| (.+) \|$", ARCHITECTURE.split("## Layers")[0], re.M)
+)
+"""Words of an exchange -> what each means; of the phases of a step too."""
+
+WRITTEN = ("spec", "record")
+"""These describe for a file what others are: a link, a member, a step."""
+
+
+def test_the_glossary_has_the_words_and_one_meaning_for_each():
+    words = {word for row in GLOSSARY for word in row.split(", ")}
+    assert words >= {"seat", "chunk", "flat", "place", "bucket", "post", "parcel", "held", "crew"}
+    for row, meaning in GLOSSARY.items():
+        assert not re.search(r"\. Of ", meaning), f"{row} means two things: {meaning}"
+
+
+def test_a_word_of_the_glossary_names_one_class():
+    words = {"".join(map(str.capitalize, w.split())) for row in GLOSSARY for w in row.split(", ")}
+    words |= {"Host", "Member", "Worker", "Server", "Device", "Link", "Architecture", "Experiment"}
+    found: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE)
+        if name.parts[0] in WRITTEN:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name in words:
+                found.setdefault(node.name, []).append(str(name))
+    assert {"Member", "Parcel", "Place", "Flat", "Chunk"} <= found.keys()
+    several = {word: files for word, files in found.items() if len(files) > 1}
+    assert not several, f"one word for several things: {several}"
+
+
 def test_help_loads_no_torch():
     code = (
         "import sys; from paceline.cli.main import app\n"

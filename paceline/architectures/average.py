@@ -20,7 +20,7 @@ from torch.optim import SGD, Optimizer
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.collective import Collective, Flat, connect, flatten, start_equal
+from paceline.architectures.collective import Collective, Packed, connect, flatten, start_equal
 from paceline.architectures.elastic import Regrouped
 from paceline.architectures.group import ended_early
 from paceline.architectures.mixing import mix_in
@@ -147,14 +147,14 @@ class Rounds:
         context: Context,
         collective: Collective,
         optimizer: Optimizer,
-        buffers: list[Flat],
+        buffers: list[Packed],
     ) -> None:
         self.optimizer = optimizer
         self.ever: dict[int, Tensor] = {}
         """All that was ever trained: what is frozen later was changed before."""
         self.exchanged_bytes = 0
         self._options, self._context, self._collective = options, context, collective
-        self._buffers, self._weights, self._state = buffers, list[Flat](), list[Flat]()
+        self._buffers, self._weights, self._state = buffers, list[Packed](), list[Packed]()
         self._sent: list[Tensor] = []
         """What this worker had put into the round that is under way, overlapped."""
         self._machine = self._machine_at(0)
@@ -275,7 +275,7 @@ class Rounds:
                 raise ended_early(ended, self._context.identity.name)
         return Reduced(bucket, tags, summed)
 
-    def _flats(self) -> list[Flat]:
+    def _flats(self) -> list[Packed]:
         """Of the sum under way."""
         beside = [*self._buffers, *self._state]
         return {WEIGHTS: self._weights, BESIDE: beside, SHAPES: []}[self._under_way.bucket]
@@ -337,7 +337,7 @@ class Settling(torch.nn.Module):
 class _Outer:
     """Where a round's mean leads: to itself, or as far as the outer optimizer goes."""
 
-    def __init__(self, options: spec.Average, weights: list[Flat]) -> None:
+    def __init__(self, options: spec.Average, weights: list[Packed]) -> None:
         self._options, self._weights = options, weights
         self.has_started = False
         self._agreed: list[Tensor] = []

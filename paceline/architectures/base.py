@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.optim import Optimizer
 
-from paceline.architectures.crew import Crew, Place
+from paceline.architectures.crew import Crew, Progress
 from paceline.architectures.trained import Trained
 from paceline.errors import PacelineError
 from paceline.launch import Identity
@@ -86,7 +86,7 @@ class Context:
     crew: Crew | None = None
     """The workers, where they go on in place without one that is lost."""
 
-    place: Callable[[], Place] = Place
+    progress: Callable[[], Progress] = Progress
     """Where this worker is in its training."""
 
     makes_again: Callable[[], bool] = lambda: False

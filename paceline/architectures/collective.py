@@ -1,7 +1,7 @@
 """What averaging needs of the workers as a group: worker 0's values, and sums over all.
 
 `TorchCollective` is gloo or NCCL; `mpi.MpiCollective` has the same face. What is summed is always
-one flat tensor of one type: `Flat` packs many into one and out again.
+one flat tensor of one type: `Packed` packs many into one and out again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -99,7 +99,7 @@ def connect(context: Context, backend: str) -> Collective:
     return TorchCollective(context, chosen)
 
 
-class Flat:
+class Packed:
     """One type's tensors, packed end to end."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -137,13 +137,13 @@ class Flat:
             tensor.add_(place)
 
 
-def flatten(tensors: Iterable[Tensor]) -> list[Flat]:
-    """One `Flat` per type; tensors that hold no numbers to average are left out."""
+def flatten(tensors: Iterable[Tensor]) -> list[Packed]:
+    """One `Packed` per type; tensors that hold no numbers to average are left out."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.is_floating_point() and tensor.numel():
             by_type.setdefault(tensor.dtype, []).append(tensor)
-    return [Flat(of_one_type) for of_one_type in by_type.values()]
+    return [Packed(of_one_type) for of_one_type in by_type.values()]
 
 
 def start_equal(collective: Collective, tensors: Iterable[Tensor]) -> None:
@@ -154,7 +154,7 @@ def start_equal(collective: Collective, tensors: Iterable[Tensor]) -> None:
             if tensor.numel():
                 by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for of_one_kind in by_kind.values():
-            flat = Flat(of_one_kind)
+            flat = Packed(of_one_kind)
             collective.broadcast(flat.pack())
             flat.unpack()
 

@@ -48,7 +48,7 @@ Kept = Callable[[], Sequence[Tensor] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Progress:
     """Where a worker is in its training."""
 
     step: int = 0
@@ -96,7 +96,7 @@ class Crew:
     ) -> None:
         """Meet all others. `keep_store` opens a store here and says where, `follow_store` goes to
         another's: worker 0 keeps the first one, and may be lost."""
-        self.turn = self.generation = 0
+        self.turn = self.regroupings = 0
         """Exchanges that have ended here, and how often the workers have regrouped."""
         self.kept: Kept = list
         self.summed = 0
@@ -158,21 +158,21 @@ class Crew:
         """Called when an exchange has failed: whether a loss is why."""
         return self._wait(lambda: self.is_short, NOTICE_SECONDS)
 
-    def regroup(self, place: Place) -> Regroup:
+    def regroup(self, progress: Progress) -> Regroup:
         """Called inside an exchange when somebody is lost: agree with all who are left.
 
         From then on `members` are those. Raises where they cannot go on.
         """
-        self._stop(place, is_done=False)
+        self._stop(progress, is_done=False)
         if not self._wait(lambda: self._regroup is not None):
             missing = [f"worker{rank}" for rank in self._machine.missing]
             raise DeadlineError("regrouping after a loss", self._deadline_seconds, missing)
         return self._take()
 
-    def finish(self, place: Place, serve: Callable[[Regroup], None]) -> tuple[int, ...]:
+    def finish(self, progress: Progress, serve: Callable[[Regroup], None]) -> tuple[int, ...]:
         """Called when this worker has nothing left to do; returns when nobody has, with those that
         were lost since the last regrouping. `serve` is called with each that comes meanwhile."""
-        self._stop(place, is_done=True)
+        self._stop(progress, is_done=True)
         while True:
             # Others may still evaluate or save for as long as they like.
             self._wait(lambda: self._regroup is not None or self._is_over, None)
@@ -189,15 +189,15 @@ class Crew:
         self._post.wake()
         self._thread.join(timeout=5.0)
 
-    def _stop(self, place: Place, *, is_done: bool) -> None:
+    def _stop(self, progress: Progress, *, is_done: bool) -> None:
         stopped = Stopped(
             self.turn,
             self.kept() is not None,
             self.summed,
-            place.weight,
-            place.samples - self.trained_samples,
-            place.step,
-            place.next_step,
+            progress.weight,
+            progress.samples - self.trained_samples,
+            progress.step,
+            progress.next_step,
             self._keep_store(),
             is_done,
         )
@@ -214,7 +214,7 @@ class Crew:
         if regroup.members[0] != self.members[0]:
             self._go_to(regroup.store)
         self.members = regroup.members
-        self.generation += 1
+        self.regroupings += 1
         return regroup
 
     def _go_to(self, store: str) -> None:

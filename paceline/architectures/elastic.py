@@ -28,7 +28,7 @@ class Regrouped(Exception):  # noqa: N818 - a turn of events
 @dataclass(frozen=True, slots=True)
 class _Started:
     flat: Tensor
-    generation: int
+    regroupings: int
     operation: Operation | None
     """None where somebody was lost before it could be started."""
 
@@ -42,7 +42,7 @@ class ElasticCollective:
         self.summed = len(crew.members)
         self._context, self._crew = context, crew
         self._group: Group | None = None
-        self._generation = -1
+        self._regroupings = -1
         self._started: list[_Started] = []
 
     @property
@@ -65,12 +65,12 @@ class ElasticCollective:
             return
 
     def start(self, flat: Tensor) -> None:
-        generation = self._crew.generation
+        regroupings = self._crew.regroupings
         try:
             operation = self._begin(flat)
         except MemberLost:
             operation = None
-        self._started.append(_Started(flat, generation, operation))
+        self._started.append(_Started(flat, regroupings, operation))
 
     def finish(self, *, keeps: Sequence[Tensor] | None = None) -> None:
         """`keeps`: the caller has these sums until the next exchange ends, and tells by `keep`;
@@ -79,10 +79,10 @@ class ElasticCollective:
             return  # no exchange: nobody would wait for anybody
         crew, weight = self._crew, torch.tensor([self._context.weight()], dtype=torch.float64)
         flats = [one.flat for one in self._started]
-        if crew.generation:  # one may have been lost with an uneven part of a batch
+        if crew.regroupings:  # one may have been lost with an uneven part of a batch
             self.start(weight)
         started, self._started = self._started, []
-        if any(one.generation != crew.generation for one in started):
+        if any(one.regroupings != crew.regroupings for one in started):
             raise Regrouped
         try:
             for one in started:
@@ -97,7 +97,7 @@ class ElasticCollective:
                 raise
             raise missing_at(self._context, f"exchange {crew.turn}", crew.members) from error
         count = len(crew.members)
-        total = float(weight) if crew.generation else float(count)
+        total = float(weight) if crew.regroupings else float(count)
         self.weight = float(count) if abs(total - count) < ROUNDING else total
         self._end_turn(flats, count, keeps is not None)
 
@@ -113,8 +113,8 @@ class ElasticCollective:
 
     def _current(self) -> Group:
         """The group of those who are there; made by all of them at their next exchange."""
-        if self._group is None or self._generation != self._crew.generation:
-            self._group, self._generation = None, self._crew.generation
+        if self._group is None or self._regroupings != self._crew.regroupings:
+            self._group, self._regroupings = None, self._crew.regroupings
             self._group = Group(self._context, "gloo", self._crew.members)
         return self._group
 
@@ -122,7 +122,7 @@ class ElasticCollective:
         crew = self._crew
         crew.turn += 1
         crew.summed = self.summed = count
-        crew.trained_samples = self._context.place().samples
+        crew.trained_samples = self._context.progress().samples
         if not keeps:
             copies = [flat.clone() for flat in flats]
             crew.kept = lambda: copies
@@ -146,7 +146,7 @@ def mend(context: Context, crew: Crew, flats: Sequence[Tensor]) -> Regroup:
     of them. More may be lost meanwhile."""
     while True:
         with contextlib.suppress(MemberLost):
-            regroup = crew.regroup(context.place())
+            regroup = crew.regroup(context.progress())
             context.regrouped(regroup)
             hand_over(context, crew, regroup, flats)
             return regroup

@@ -53,7 +53,7 @@ class ElasticHosts(ElasticCollective):
     @property
     def is_outdated(self) -> bool:
         """Somebody was lost since buckets were dealt."""
-        return self._dealt_in != self._crew.generation
+        return self._dealt_in != self._crew.regroupings
 
     def allocate_bucket(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Called for each bucket's memory on one side and on the other."""
@@ -69,7 +69,7 @@ class ElasticHosts(ElasticCollective):
         self._left_behind += self._sides
         if self.is_outdated:
             self._connections, self._between = 0, []
-        self._dealt_in, self._is_connected, self._summing = self._crew.generation, False, None
+        self._dealt_in, self._is_connected, self._summing = self._crew.regroupings, False, None
         hosts = hosts_left(self._hosts, self.members)
         self._side_of = {}
         self._sides = [

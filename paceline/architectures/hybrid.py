@@ -92,12 +92,12 @@ class ServedSums:
         self._num_leaders = context.identity.workers
         self._started: list[Tensor] = []
         self._exchange: Exchange | None = None
-        self._generation = 0
+        self._opening = 0
 
     def deal(self, flats: Sequence[Tensor]) -> None:
         if self._exchange is not None:
             self._exchange.close(failed=False, again=True)
-            self._generation += 1
+            self._opening += 1
         exchanged = Exchanged(
             names=[f"bucket{number}" for number in range(len(flats))],
             tensors=[torch.zeros_like(flat) for flat in flats],
@@ -105,7 +105,7 @@ class ServedSums:
             optimizer="",
             settings=[],
         )
-        self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
+        self._exchange = Exchange(self._options, self._context, exchanged, self._opening)
 
     def start(self, flat: Tensor) -> None:
         assert self._exchange is not None

@@ -22,7 +22,7 @@ HOT = 1.25
 MOST_HOT = 2
 
 
-class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+class Lot(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk, or several that behave alike and are simulated as one."""
 
     chunk: Chunk
@@ -39,7 +39,7 @@ def deal(
     stack: Stack,
     wanted_bytes: int | None,
     fewest_bytes: int = 0,
-) -> list[Parcel]:
+) -> list[Lot]:
     """Every chunk with its seat. `fewest_bytes`: no chunk of ours is smaller, to simulate fewer."""
     if stack.place == "chunks":
         return _chunks(names, sizes_bytes, shares, wanted_bytes, fewest_bytes)
@@ -54,7 +54,7 @@ def deal(
         loads[seat] += size
         pieces.append((layer, seat, size))
     return [
-        Parcel(chunk=_chunk(index, layer, size), owner=seat, layers=(layer,))
+        Lot(chunk=_chunk(index, layer, size), owner=seat, layers=(layer,))
         for index, (layer, seat, size) in enumerate(pieces)
     ]
 
@@ -77,7 +77,7 @@ def _chunks(
     shares: Sequence[float],
     wanted_bytes: int | None,
     fewest_bytes: int,
-) -> list[Parcel]:
+) -> list[Lot]:
     sizes = [
         ParameterSize(name=name, elements=max(1, size // 4))
         for name, size in zip(names, sizes_bytes, strict=True)
@@ -87,7 +87,7 @@ def _chunks(
     preferred, least = max(preferred, fewest_bytes), max(least, fewest_bytes)
     layout, owners = protocol.cut_and_deal(sizes, shares, preferred, least)
     return [
-        Parcel(
+        Lot(
             chunk=chunk,
             owner=owner,
             layers=chunk.parameters,
@@ -97,42 +97,42 @@ def _chunks(
     ]
 
 
-def hot_seats(parcels: Sequence[Parcel], num_seats: int) -> list[int]:
+def hot_seats(lots: Sequence[Lot], num_seats: int) -> list[int]:
     """Seats that carry much more than the others, the fullest first."""
     loads = [0.0] * num_seats
-    for parcel in parcels:
-        loads[parcel.owner] += parcel.chunk.size_bytes
+    for lot in lots:
+        loads[lot.owner] += lot.chunk.size_bytes
     mean = sum(loads) / num_seats
     order = sorted(range(num_seats), key=lambda seat: -loads[seat])
     return [seat for seat in order[:MOST_HOT] if loads[seat] > HOT * mean]
 
 
 def merge(
-    parcels: Sequence[Parcel],
+    lots: Sequence[Lot],
     group_of: Sequence[int],
     layer_seconds: Sequence[float],
     stretches: int,
-) -> list[Parcel]:
+) -> list[Lot]:
     """Chunks of neighbouring layers with seats of one group become one.
 
     The network is divided into stretches of as much time and bytes together; no chunk spans two.
     """
-    total_bytes = sum(parcel.chunk.size_bytes for parcel in parcels)
+    total_bytes = sum(lot.chunk.size_bytes for lot in lots)
     total_seconds = sum(layer_seconds)
     before = [sum(layer_seconds[:layer]) / total_seconds for layer in range(len(layer_seconds))]
-    ordered = sorted(parcels, key=lambda parcel: (parcel.chunk.first_use, parcel.chunk.index))
-    gathered: dict[tuple[int, int], list[Parcel]] = {}
+    ordered = sorted(lots, key=lambda lot: (lot.chunk.first_use, lot.chunk.index))
+    gathered: dict[tuple[int, int], list[Lot]] = {}
     seen = 0
-    for parcel in ordered:
-        done = (seen / total_bytes + before[parcel.chunk.first_use]) / 2
+    for lot in ordered:
+        done = (seen / total_bytes + before[lot.chunk.first_use]) / 2
         stretch = min(stretches - 1, int(stretches * done))
-        seen += parcel.chunk.size_bytes
-        gathered.setdefault((stretch, group_of[parcel.owner]), []).append(parcel)
+        seen += lot.chunk.size_bytes
+        gathered.setdefault((stretch, group_of[lot.owner]), []).append(lot)
     merged = []
     for index, ((_, group), alike) in enumerate(sorted(gathered.items())):
-        layers = tuple(sorted({layer for parcel in alike for layer in parcel.layers}))
-        size = sum(parcel.chunk.size_bytes for parcel in alike)
+        layers = tuple(sorted({layer for lot in alike for layer in lot.layers}))
+        size = sum(lot.chunk.size_bytes for lot in alike)
         chunk = msgspec.structs.replace(_chunk(index, layers[0], size), parameters=layers)
-        messages = sum(parcel.messages for parcel in alike)
-        merged.append(Parcel(chunk=chunk, owner=group, layers=layers, messages=messages))
+        messages = sum(lot.messages for lot in alike)
+        merged.append(Lot(chunk=chunk, owner=group, layers=layers, messages=messages))
     return merged

@@ -16,7 +16,7 @@ from paceline import spec
 from paceline.predict.cells import Cell
 from paceline.predict.clock import Clock
 from paceline.predict.codecs import Codec
-from paceline.predict.dealing import Parcel
+from paceline.predict.dealing import Lot
 from paceline.predict.device import Device, LayerTime
 from paceline.predict.host_sums import HostSums
 from paceline.predict.links import WINDOW_BYTES, Links
@@ -169,16 +169,16 @@ class ClusterCosts:
         constants: Constants,
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
-        parcels: Sequence[Parcel],
+        lots: Sequence[Lot],
         codec: Codec,
     ) -> None:
         self._stack, self._constants, self._codec = stack, constants, codec
-        self._groups, self._parcels = groups, parcels
+        self._groups, self._lots = groups, lots
         self._seats = {seat.member: seat for seat in seats}
 
     def payload_bytes(self, send: Send) -> float:
         assert send.payload is not None
-        size_bytes = self._parcels[send.payload].chunk.size_bytes
+        size_bytes = self._lots[send.payload].chunk.size_bytes
         if isinstance(send.message, Push):
             return size_bytes * self._codec.sent_fraction
         fetched = self._stack.exchange == "answer" or getattr(send.message, "step", -1) == -1
@@ -187,7 +187,7 @@ class ClusterCosts:
     def sending_seconds(self, send: Send) -> float:
         if not isinstance(send.message, Push):
             return 0.0
-        size_bytes = self._parcels[send.message.chunk].chunk.size_bytes
+        size_bytes = self._lots[send.message.chunk].chunk.size_bytes
         return self._codec.encoding_seconds(size_bytes, self._constants.codec_speed)
 
     def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
@@ -197,14 +197,14 @@ class ClusterCosts:
         constants = self._constants
         match send.message:
             case Push() as push:
-                parcel, seat = self._parcels[push.chunk], self._seats[member]
-                each = parcel.messages * constants.message_seconds
-                size_bytes = parcel.chunk.size_bytes
+                lot, seat = self._lots[push.chunk], self._seats[member]
+                each = lot.messages * constants.message_seconds
+                size_bytes = lot.chunk.size_bytes
                 each += size_bytes / constants.sum_rate
                 each += self._codec.decoding_seconds(size_bytes, constants.codec_speed)
                 return each * self._groups[push.worker].count / seat.count
             case Answer() if send.payload is not None and self.payload_bytes(send):
-                return self._parcels[send.payload].messages * constants.message_seconds
+                return self._lots[send.payload].messages * constants.message_seconds
         return 0.0
 
     def working_seconds(self, member: str, work: SeatWork) -> float:
@@ -222,7 +222,7 @@ class Job:
         constants: Constants,
         groups: Sequence[Group],
         seats: Sequence[SeatGroup],
-        parcels: Sequence[Parcel],
+        lots: Sequence[Lot],
         plan: Plan,
         *,
         codec: Codec,
@@ -234,7 +234,7 @@ class Job:
     ) -> None:
         """`plan`: groups are its workers. `noisy`: every worker is simulated by itself, and so is
         its jitter."""
-        self._stack, self._groups, self._parcels = stack, groups, parcels
+        self._stack, self._groups, self._lots = stack, groups, lots
         self._together, self._noisy = together, noisy
         self._ahead_steps = plan.rules.staleness
         """So far ahead of the slowest a worker may be."""
@@ -245,7 +245,7 @@ class Job:
         self.clock = Clock()
         held = KERNEL_BYTES if codec.sent_fraction < 1 else 0.0
         self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness, held)
-        costs = ClusterCosts(stack, constants, groups, seats, parcels, codec)
+        costs = ClusterCosts(stack, constants, groups, seats, lots, codec)
         self._seat_members = [seat.member for seat in seats]
         self._job = VirtualJob(plan, costs, self._roads, self.clock, self._machine)
         self._devices = [self._device(group, plan) for group in groups]
@@ -273,7 +273,7 @@ class Job:
                 f"group{group.index}",
                 group.devices,
                 [size for _, _, size in work.layers],
-                self._parcels,
+                self._lots,
                 self._roads.links,
                 ready=device.made,
                 done=device.handed_out,

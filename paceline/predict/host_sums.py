@@ -7,7 +7,7 @@ a large one makes its device's bus the limit), and that one sends the new weight
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from paceline.predict.dealing import Parcel
+from paceline.predict.dealing import Lot
 from paceline.predict.links import Links
 
 
@@ -19,7 +19,7 @@ class HostSums:
         name: str,
         devices: int,
         layer_bytes: Sequence[int],
-        parcels: Sequence[Parcel],
+        lots: Sequence[Lot],
         links: Links,
         *,
         ready: Callable[[int], None],
@@ -32,10 +32,9 @@ class HostSums:
         """
         self._name, self._devices, self._bytes, self._links = name, devices, layer_bytes, links
         self._ready, self._done, self._answers = ready, done, answers
-        self._layers_of = [parcel.layers for parcel in parcels]
+        self._layers_of = [lot.layers for lot in lots]
         self._chunks_of = [
-            [p.chunk.index for p in parcels if layer in p.layers]
-            for layer in range(len(layer_bytes))
+            [p.chunk.index for p in lots if layer in p.layers] for layer in range(len(layer_bytes))
         ]
         self._owner = self._deal()
         self.pending: set[int] = set()

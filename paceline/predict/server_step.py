@@ -7,7 +7,7 @@ import msgspec
 from paceline import spec
 from paceline.predict.cells import EXACT_MEMBERS, PHASES, Cell, cells_of, lay_out
 from paceline.predict.codecs import codec_of
-from paceline.predict.dealing import Parcel, deal, hot_seats, merge
+from paceline.predict.dealing import Lot, deal, hot_seats, merge
 from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
@@ -73,7 +73,7 @@ def server_step(
         constants,
         groups,
         seats,
-        dealt.parcels,
+        dealt.lots,
         plan,
         codec=codec_of(experiment.architecture),
         unevenness=dealt.unevenness,
@@ -110,7 +110,7 @@ class _Dealt(msgspec.Struct, frozen=True, kw_only=True):
     seats: list[tuple[tuple[Cell, ...], int]]
     """Groups of seats that serve alike: the cells they stand in, and how many they are."""
 
-    parcels: list[Parcel]
+    lots: list[Lot]
     unevenness: float = 1.0
 
 
@@ -144,7 +144,7 @@ def _chunked(
     return _Dealt(
         cells=cells,
         seats=seats,
-        parcels=deal(work.names, sizes, totals, stack, wanted, least),
+        lots=deal(work.names, sizes, totals, stack, wanted, least),
         unevenness=_unevenness(sum(sizes), len(shares)) if collapsed else 1.0,
     )
 
@@ -172,7 +172,7 @@ def _whole(
     seconds = [forward + backward for forward, backward, _ in work.layers]
     stretches = min(most_chunks, STRETCHES_IN_STEP if phases == 1 else STRETCHES)
     merged = merge(dealt, [group_of[seat] for seat in range(len(shares))], seconds, stretches)
-    return _Dealt(cells=cells, seats=seats, parcels=merged)
+    return _Dealt(cells=cells, seats=seats, lots=merged)
 
 
 def _unevenness(total_bytes: int, seats: int) -> float:
@@ -219,10 +219,10 @@ def _plan(
     rules = rules_of(collapsed, Shape(workers=groups, servers=seats))
     if stack.place == "arrays":
         rules = msgspec.structs.replace(rules, window=None)
-    chunks = tuple(parcel.chunk for parcel in dealt.parcels)
+    chunks = tuple(lot.chunk for lot in dealt.lots)
     return Plan(
         layout=Layout(parameters=(), flats=(), places=(), chunks=chunks),
-        owners=tuple(parcel.owner for parcel in dealt.parcels),
+        owners=tuple(lot.owner for lot in dealt.lots),
         seats=tuple(Seat(member=seat.member, share=1 / seats) for seat in seat_groups),
         workers=groups,
         rules=rules,

@@ -143,7 +143,7 @@ class AllReduce(Action, frozen=True):
     things."""
 
 
-class Crew(Action, frozen=True):
+class CrewChange(Action, frozen=True):
     """Who comes to the job or is lost, from the step `since` on; 0: from now on. To one who joins
     all come, itself too."""
 

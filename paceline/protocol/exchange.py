@@ -25,7 +25,7 @@ from paceline.protocol.actions import (
     Assigned,
     Blamed,
     Configured,
-    Crew,
+    CrewChange,
     Departed,
     Enter,
     Event,
@@ -219,10 +219,10 @@ class ExchangeMachine:
             case Newcomer(worker, step) if worker not in self._known:
                 self._known.add(worker)
                 self._crew[worker] = step
-                return [Crew(step, come=(worker,))]
+                return [CrewChange(step, come=(worker,))]
             case Gone(worker) if worker in self._crew:
                 del self._crew[worker]
-                return [Crew(0, lost=(worker,))]
+                return [CrewChange(0, lost=(worker,))]
             case Newcomer() | Gone():
                 return []  # came before
             case Gathered():
@@ -264,7 +264,7 @@ class ExchangeMachine:
         shared_until = cut.step + self._plan.rules.cut_steps
         known = {worker: self._crew.pop(worker) for worker in news if worker in self._crew}
         crews = [
-            Crew(max(start, shared_until), lost=(worker,), cut=cut.step)
+            CrewChange(max(start, shared_until), lost=(worker,), cut=cut.step)
             for worker, start in known.items()
         ]
         return [*crews, *self._to_seats(cut), *self._vow(), *self._leave()]
@@ -418,7 +418,7 @@ class ExchangeMachine:
         version = 0 if self._plan.rules.mode == "async" else admitted.step
         told = self._to_seats(admitted, but=self._homes.arbiter)
         return [
-            Crew(admitted.step, come=admitted.crew),
+            CrewChange(admitted.step, come=admitted.crew),
             *(told or self._settled()),
             *self._pull(version),
         ]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from paceline.protocol.actions import Crew
+from paceline.protocol.actions import CrewChange
 
 
 @dataclass(slots=True)
@@ -125,17 +125,17 @@ class CrewBook:
 
     def __init__(self, crew: Iterable[int]) -> None:
         self.crew = frozenset(crew)
-        self._changes: list[Crew] = []
+        self._changes: list[CrewChange] = []
 
     @property
     def leader(self) -> int:
         """The one that speaks for all: worker 0 while it is there."""
         return min(self.crew, default=0)
 
-    def hear(self, change: Crew) -> None:
+    def hear(self, change: CrewChange) -> None:
         self._changes.append(change)
 
-    def begin(self, step: float) -> Iterator[Crew]:
+    def begin(self, step: float) -> Iterator[CrewChange]:
         """Before a step: every change that holds by then, and `crew` as it is after it."""
         due = [change for change in self._changes if change.since <= step]
         self._changes = [change for change in self._changes if change.since > step]

@@ -20,7 +20,7 @@ from paceline import spec
 from paceline.architectures.base import Architecture
 from paceline.architectures.gradients import Sink
 from paceline.errors import ExchangeError, PacelineError, SpecError
-from paceline.tensorflow import graph, parcels, rules
+from paceline.tensorflow import bundles, graph, rules
 from paceline.tensorflow.likeness import Likeness
 from paceline.tensorflow.mirror import Array, Mirror, StandIn, handed_over, to_numpy, to_torch
 from paceline.training.session import Session
@@ -136,8 +136,8 @@ class Averaged:
         mirror.register_parameter("weight", torch.nn.Parameter(torch.zeros(2)))
         mirror.tensors = list(mirror.parameters())
         if isinstance(session.options, spec.Ring) and session.options.bucket == "auto":
-            # A bucket that waits for more than a parcel would keep it from leaving.
-            session.options = msgspec.structs.replace(session.options, bucket=parcels.PARCEL)
+            # A bucket that waits for more than a bundle would keep it from leaving.
+            session.options = msgspec.structs.replace(session.options, bucket=bundles.BUNDLE)
         self.common = Common(session, mirror, StandIn(mirror.tensors), keras)
         self._passes = passes
         self._is_own_memory = isinstance(session.options, spec.Server)
@@ -152,7 +152,7 @@ class Averaged:
             with self.common.noting_failures():
                 self._take(own, arrays, int(size))
 
-        last = parcels.leave_early(take, facts[:1], numbers, inputs)
+        last = bundles.leave_early(take, facts[:1], numbers, inputs)
 
         def exchange(*given: Array) -> list[Array]:
             self.common.begin_exchange()
@@ -228,7 +228,7 @@ class Served:
                     self._begin(numbers, given[: len(facts)])
                 self._take(own, given[len(facts) :])
 
-        last = parcels.leave_early(take, facts, numbers, own)
+        last = bundles.leave_early(take, facts, numbers, own)
 
         def exchange(*given: Array) -> list[Array]:
             self.common.begin_exchange()

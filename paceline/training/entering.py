@@ -70,7 +70,7 @@ def start(
             joining.announce(store, identity, options)
     outlives = identity.goes_on and options.is_served and _session.workers > 1
     if outlives and isinstance(store, stores.JobStore):
-        store.arrange_heirs(_session.workers)
+        store.arrange_successors(_session.workers)
     if identity.role == "server":
         _serve(_session)
     atexit.register(_close_at_exit)

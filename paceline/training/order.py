@@ -114,7 +114,7 @@ class Order:
             generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8))
             return generator
         drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
-        if 0 not in self._session.members and not self._session.has_heirs:
+        if 0 not in self._session.members and not self._session.has_successors:
             drawn = self._last_seed + 1  # all that the others have in common
         self._last_seed = int(self._drawn_by_first(key, str(drawn), kept=True))
         return torch.Generator().manual_seed(self._last_seed)
@@ -149,13 +149,13 @@ def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
     and each keeps its own.
     """
     store, leader = session.store, session.leader
-    if session.workers == 1 or store is None or (leader != 0 and not session.has_heirs):
+    if session.workers == 1 or store is None or (leader != 0 and not session.has_successors):
         return value
     if session.rank == leader:
         store.set(key, value)
         return value
     try:
-        if session.has_heirs:
+        if session.has_successors:
             _await(session, store, key, leader)
         value = bytes(store.get(key)).decode()
         if not kept and store.add(f"{key}/read", 1) == session.workers - 1:

@@ -193,7 +193,7 @@ class Session:
             architecture.close(failed=failed is not None)
         caught = self.survivors.leave(failed) or caught
         failed = failed or caught
-        if failed is None or not self.has_heirs:  # else the others go on
+        if failed is None or not self.has_successors:  # else the others go on
             self._announce(NO_MORE)
         stack, self._stack = self._stack, ExitStack()
         if self.recorder is not None and self.identity.role == "worker":
@@ -239,7 +239,7 @@ class Session:
             server_lost=self.survivors.server_lost,
             starts_at=self._starts_at,
             broke=self.remember,
-            place=self.survivors.place,
+            progress=self.survivors.progress,
             makes_again=lambda: self.survivors.makes_again,
             gradient_use=self.gradient_use,
             regrouped=self.survivors.regrouped,
@@ -326,14 +326,14 @@ class Session:
 
     def _announce(self, what: bytes) -> None:
         """Worker 0 tells the servers; all say the same where it may be lost."""
-        leads = self.identity.role == "worker" and (self.rank == 0 or self.has_heirs)
+        leads = self.identity.role == "worker" and (self.rank == 0 or self.has_successors)
         if self.store is not None and self.identity.servers and leads:
             announce(self.store, len(self._trained), what)
 
     @property
-    def has_heirs(self) -> bool:
+    def has_successors(self) -> bool:
         """The store outlives worker 0."""
-        return isinstance(self.store, stores.JobStore) and self.store.has_heirs
+        return isinstance(self.store, stores.JobStore) and self.store.has_successors
 
     @property
     def samples(self) -> int:

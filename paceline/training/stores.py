@@ -4,7 +4,8 @@ Worker 0 keeps it (`wire/store.py`), and answers members only. Values are bytes 
 read from it is unpickled. To torch it looks like one of its own stores, so that gloo meets there.
 
 Where members go on without a lost worker 0, the next worker keeps the store: all know where before
-they train (`JobStore.arrange_heirs`), and whose connection closes goes there, with its own notes.
+they train (`JobStore.arrange_successors`), and whose connection closes goes there, with its own
+notes.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class JobStore(Store):
         """Where this process keeps the store."""
 
         self._client, self._identity = client, identity
-        self._heirs: list[str] = []
+        self._successors: list[str] = []
         """Where each worker would keep the store, by rank; the first is the one who does."""
         self._rank = 0
         """Of the worker that keeps it."""
@@ -55,16 +56,16 @@ class JobStore(Store):
         self._is_closed = False
 
     @property
-    def has_heirs(self) -> bool:
+    def has_successors(self) -> bool:
         """It outlives the worker that keeps it."""
-        return bool(self._heirs)
+        return bool(self._successors)
 
     @property
     def is_kept_here(self) -> bool:
         """Others need this process to read and leave notes."""
         return self._identity.role == "worker" and self._identity.rank == self._rank
 
-    def arrange_heirs(self, workers: int) -> None:
+    def arrange_successors(self, workers: int) -> None:
         """Called by all members alike: from here on the store outlives the worker that keeps it.
 
         What a lost keeper had left itself is gone with it; what others had left they leave again.
@@ -72,14 +73,14 @@ class JobStore(Store):
         identity, found = self._identity, list[str]()
         try:
             if identity.role == "worker" and identity.rank < workers:
-                self.set(f"heir/{identity.rank}", self.keep())
+                self.set(f"successor/{identity.rank}", self.keep())
             while len(found) < workers:
-                found.append(self.get(f"heir/{len(found)}").decode())
+                found.append(self.get(f"successor/{len(found)}").decode())
         except (DistError, RuntimeError) as error:
             missing = [f"worker{len(found)}"]
             raise DeadlineError("meeting the other workers", DEADLINE_SECONDS, missing) from error
-        self._heirs = found
-        threading.Thread(target=self._watch, name="paceline-heirs", daemon=True).start()
+        self._successors = found
+        threading.Thread(target=self._watch, name="paceline-successors", daemon=True).start()
 
     def _watch(self) -> None:
         """Notice at once that the keeper is gone: others may wait for what was left from here."""
@@ -90,18 +91,18 @@ class JobStore(Store):
             except TimeoutError:
                 continue
             except (OSError, EOFError, DeadlineError, ExchangeError):
-                if self._is_closed or not self._go_to_heir(client):
+                if self._is_closed or not self._go_to_successor(client):
                     return
 
-    def _go_to_heir(self, gone: StoreClient) -> bool:
+    def _go_to_successor(self, gone: StoreClient) -> bool:
         """The keeper is gone: go to the next who is there. False where there is none."""
         with self._moving:
             if self._client is not gone:  # another thread was first
                 return True
-            while self._rank + 1 < len(self._heirs):
+            while self._rank + 1 < len(self._successors):
                 self._rank += 1
                 with contextlib.suppress(OSError, EOFError, PacelineError):
-                    self._follow(self._heirs[self._rank], patient=False)
+                    self._follow(self._successors[self._rank], patient=False)
                     for key, value in list(self._notes.items()):
                         self._client.ask(Set(key, value), FOLLOW_SECONDS)
                     return True
@@ -130,7 +131,7 @@ class JobStore(Store):
         before.close()
 
     def set(self, key: str, value: str | bytes) -> None:
-        if self._heirs:
+        if self._successors:
             self._notes[key] = as_bytes(value)
         self._ask(Set(key, as_bytes(value)))
 
@@ -167,7 +168,7 @@ class JobStore(Store):
             except TimeoutError as error:
                 raise DistStoreError(f"wait timeout after {seconds:g} s: {request!r}") from error
             except (OSError, EOFError, DeadlineError, ExchangeError) as error:
-                if self._is_closed or not self._go_to_heir(client):
+                if self._is_closed or not self._go_to_successor(client):
                     raise DistNetworkError(f"the job's store is gone: {error}") from error
 
 
@@ -266,12 +267,12 @@ def leave(
     """
     workers = list(workers)
     keeps = store.is_kept_here if isinstance(store, JobStore) else identity.index == 0
-    if 0 not in workers and not (isinstance(store, JobStore) and store.has_heirs):
+    if 0 not in workers and not (isinstance(store, JobStore) and store.has_successors):
         return {}  # the store is gone with worker 0, or those who are left need it no more
     try:
         store.set(f"left/{identity.name}", message)
     except DistNetworkError:
-        if not (isinstance(store, JobStore) and store.has_heirs):
+        if not (isinstance(store, JobStore) and store.has_successors):
             raise
         return {}  # the keeper was lost when all others had ended
     if not keeps:

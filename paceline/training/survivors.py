@@ -12,7 +12,7 @@ import torch
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.crew import Crew, Place
+from paceline.architectures.crew import Crew, Progress
 from paceline.architectures.elastic import hand_over
 from paceline.architectures.group import backend_for
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
@@ -77,9 +77,9 @@ class Survivors:
             )
         return self._crew
 
-    def place(self) -> Place:
+    def progress(self) -> Progress:
         session = self._session
-        return Place(
+        return Progress(
             step=session.step,
             next_step=session.step + (session.samples_of_step > 0),
             samples=session.samples,
@@ -144,7 +144,7 @@ class Survivors:
             hand_over(context, crew, regroup, ())
 
         try:
-            lost = crew.finish(self.place(), serve)
+            lost = crew.finish(self.progress(), serve)
         except PacelineError as error:
             return error
         finally:

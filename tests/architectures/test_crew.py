@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from paceline.architectures.crew import Crew, Place
+from paceline.architectures.crew import Crew, Progress
 from paceline.launch import Identity
 
 SECONDS = 60.0
@@ -66,5 +66,5 @@ def test_a_process_that_ends_is_lost_even_if_one_that_it_forked_lives_on(forks):
 
 def test_one_worker_meets_nobody_and_is_over_at_once():
     crew = Crew(identity(0, workers=1), HashStore(), deadline_seconds=SECONDS)
-    assert crew.finish(Place(), lambda regroup: None) == ()
+    assert crew.finish(Progress(), lambda regroup: None) == ()
     crew.close()

@@ -13,7 +13,7 @@ from paceline import spec
 from paceline.protocol.actions import (
     Adopt,
     Configured,
-    Crew,
+    CrewChange,
     Departed,
     Drop,
     Enter,
@@ -302,7 +302,7 @@ class Network:
                 self.trainers[name].normed = action.step
             case KeepState(state):
                 self.trainers[name].states.add(state.chunk)
-            case Crew():
+            case CrewChange():
                 self.trainers[name].book.hear(action)
             case Usable() | KeepCopy() | Rehomed():
                 pass

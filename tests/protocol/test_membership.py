@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol import admission
-from paceline.protocol.actions import Asked, Assigned, Crew, Exit, Install, Lost, Ready, Send
+from paceline.protocol.actions import Asked, Assigned, CrewChange, Exit, Install, Lost, Ready, Send
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import (
@@ -280,7 +280,7 @@ def test_losses_are_told_once_and_stop_what_cannot_go_on():
     }
     machine = ExchangeMachine(plan, 0)
     heard = [action for send in told for action in machine.handle(send.message)]
-    assert heard == [Crew(0, lost=(1,))]
+    assert heard == [CrewChange(0, lost=(1,))]
     assert seats[0].handle(Lost("worker1")) == []
 
 
@@ -336,7 +336,7 @@ def test_a_worker_that_has_vowed_seals_no_step_with_the_lost():
     assert (vow.to, vow.message) == ("server0", Vow(0, (1,), 0))
     assert machine.handle(Gathered(1, 0, (0, 1, 2))) == [], "it was on its way for long"
     crew, *told = machine.handle(Cut((1,), 0))
-    assert crew == Crew(2, lost=(1,), cut=0)
+    assert crew == CrewChange(2, lost=(1,), cut=0)
     assert {send.to for send in told} == {"server0", "server1"}
     assert machine.handle(Gathered(0, 0, (0, 2))) == []
     sealed = machine.handle(Gathered(1, 0, (0, 2)))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from paceline.errors import ExchangeError
-from paceline.protocol.actions import Crew, Send
+from paceline.protocol.actions import CrewChange, Send
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.seat import SeatMachine
 from tests.simulation.job import simulate
@@ -151,7 +151,9 @@ class DividesAtOnce(ExchangeMachine):
 
     def _cut(self, cut):
         actions = super()._cut(cut)
-        return [msgspec.structs.replace(a, since=0) if isinstance(a, Crew) else a for a in actions]
+        return [
+            msgspec.structs.replace(a, since=0) if isinstance(a, CrewChange) else a for a in actions
+        ]
 
 
 class LeavesNewsBehind(ExchangeMachine):

@@ -10,7 +10,7 @@ from keras import layers
 
 import paceline.tensorflow as paceline
 from paceline.errors import ExchangeError
-from paceline.tensorflow import parcels, steps
+from paceline.tensorflow import bundles, steps
 from paceline.training.session import Session
 
 STEPS, BATCH = 20, 16
@@ -97,9 +97,9 @@ def loop(session: Session, name: str) -> Result:
 
 
 def train(session: Session, cases: list[str]) -> dict[str, Result]:
-    """Each case is "fit:optimizer" or "loop:optimizer"; gradients leave in several parcels."""
+    """Each case is "fit:optimizer" or "loop:optimizer"; gradients leave in several bundles."""
     _use_one_thread()
-    parcels.PARCEL = "256B"
+    bundles.BUNDLE = "256B"
     paceline.init()
     kinds = {"fit": fit, "loop": loop}
     return {case: kinds[case.split(":")[0]](session, case.split(":")[1]) for case in cases}
@@ -212,9 +212,9 @@ def _use_one_thread() -> None:
 
 
 def leave(session: Session) -> list[str]:
-    """What happens in one backward pass through two layers, each of which fills a parcel."""
+    """What happens in one backward pass through two layers, each of which fills a bundle."""
     _use_one_thread()
-    parcels.PARCEL = "64B"
+    bundles.BUNDLE = "64B"
     paceline.init()
     told: list[str] = []
 

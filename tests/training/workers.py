@@ -18,7 +18,7 @@ class Worker:
     def __init__(self, rank: int, workers: int, store: HashStore) -> None:
         self.rank, self.workers, self.store = rank, workers, store
         self.members = tuple(range(workers))
-        self.has_joined = self.has_heirs = False
+        self.has_joined = self.has_successors = False
         self.survivors = SimpleNamespace(go_on=False)
         self.clock = StepClock()
         self.is_training: bool | None = True

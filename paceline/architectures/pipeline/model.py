@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.collective import Flat
+from paceline.architectures.collective import Packed
 from paceline.architectures.pipeline.cuts import agree_on_cuts, as_row, idle
 from paceline.architectures.pipeline.measuring import Job
 from paceline.architectures.pipeline.places import Groups, Places, names_of, owners_of
@@ -74,7 +74,7 @@ class PipelineModel(nn.Module):
         for stage in stages:
             stage.precision = job.precision
         self._run_schedule = schedule(options, stages, under(job.precision, job.loss))
-        self._averaged: Flat | None = None
+        self._averaged: Packed | None = None
         self._telling: Any = None
 
     @property
@@ -155,7 +155,7 @@ class PipelineModel(nn.Module):
         if not gradients:
             return
         if self._averaged is None:
-            self._averaged = Flat(gradients)
+            self._averaged = Packed(gradients)
         self._averaged.tensors = gradients
         self._reduce(self._averaged.pack(), self._groups.twins)
         self._averaged.buffer.div_(self._places.replicas)

@@ -29,8 +29,8 @@ from paceline.architectures.gradients import (
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
 from paceline.architectures.server.exchange.opening import (
     Exchange,
-    of_generation,
-    present_generation,
+    of_opening,
+    present_opening,
 )
 from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
 from paceline.architectures.server.exchange.setup import Meeting, share_rest
@@ -67,7 +67,7 @@ class SynchronousServer:
         self._versions: list[int] = []
         self._has_passed = False
         """Gradients were averaged since the last step: what is done to them now is to means."""
-        self._generation = self._steps = self._decisions = self._returns = self._settled = 0
+        self._opening = self._steps = self._decisions = self._returns = self._settled = 0
         self._exchange: Exchange | None = None
 
     def distribute(self, trained: Trained) -> None:
@@ -80,7 +80,7 @@ class SynchronousServer:
         self._trained = trained
         style = self._style_to_join() if self._joins else None
         self._open()
-        first = Meeting(of_generation(self._context, 0))
+        first = Meeting(of_opening(self._context, 0))
         share_rest(self._rest(), first, self._context.identity.rank)
         for optimizer in trained.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
@@ -153,8 +153,8 @@ class SynchronousServer:
 
     def _style_to_join(self) -> Style:
         """How the others train: they must have left their weights to the servers."""
-        self._generation = present_generation(self._context)
-        meeting = Meeting(of_generation(self._context, self._generation))
+        self._opening = present_opening(self._context)
+        meeting = Meeting(of_opening(self._context, self._opening))
         told = meeting.read(SERVED, str, "worker0")
         if not told.isdigit():
             problem = f"the servers do not have the weights: of the script, {told}."
@@ -186,7 +186,7 @@ class SynchronousServer:
             optimizer=kind if serves else "",
             settings=settings_of(optimizers[0]) if serves else [],
         )
-        self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
+        self._exchange = Exchange(self._options, self._context, exchanged, self._opening)
         self._is_stale = False
         """The script trains something else than is exchanged; mended when it steps."""
         self._given = [None] * len(named)
@@ -202,7 +202,7 @@ class SynchronousServer:
                 f"the script trains other tensors than before, and {lost} was lost."
             )
         self._opened.close(failed=False, again=True)
-        self._generation += 1
+        self._opening += 1
         self._open()
         self._context.note("the script trains other tensors than before: exchanged from here on.")
 

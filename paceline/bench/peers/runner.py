@@ -33,7 +33,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 1800.0
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Spot(msgspec.Struct, frozen=True, kw_only=True):
     """Where one member of a peer runs."""
 
     host: str
@@ -96,12 +96,12 @@ def run(
 
 
 @contextmanager
-def placed(experiment: spec.Experiment, peer: Peer) -> Iterator[list[Place]]:
+def placed(experiment: spec.Experiment, peer: Peer) -> Iterator[list[Spot]]:
     """A place for every member: workers, servers, then the coordinator, beside worker 0."""
     extra = 1 if peer.takes_servers else 0
     members = experiment.cluster.workers + experiment.num_servers
     if experiment.engine == "here":
-        yield [Place(host=socket.gethostname(), address="127.0.0.1")] * (members + extra)
+        yield [Spot(host=socket.gethostname(), address="127.0.0.1")] * (members + extra)
         return
     hosts = place(experiment)
     with network_for(experiment, hosts) as network:
@@ -111,7 +111,7 @@ def placed(experiment: spec.Experiment, peer: Peer) -> Iterator[list[Place]]:
             by_member[member_name(index, experiment.cluster.workers)] for index in range(members)
         ]
         yield [
-            Place(
+            Spot(
                 host=name,
                 address=network.address(name),
                 prefix=tuple(network.command(name, ())),
@@ -122,7 +122,7 @@ def placed(experiment: spec.Experiment, peer: Peer) -> Iterator[list[Place]]:
 
 
 def _identities(
-    experiment: spec.Experiment, places: Sequence[Place], addresses: Sequence[str], path: Path
+    experiment: spec.Experiment, places: Sequence[Spot], addresses: Sequence[str], path: Path
 ) -> list[Identity]:
     workers = experiment.cluster.workers
     together = experiment.engine == "here"
@@ -163,7 +163,7 @@ def adapt(experiment: spec.Experiment, peer: Peer) -> spec.Experiment:
     )
 
 
-def _addresses(places: Sequence[Place]) -> tuple[str, ...]:
+def _addresses(places: Sequence[Spot]) -> tuple[str, ...]:
     """A free port at every place: found and let go, as the frameworks take no open socket.
 
     A host of its own has all ports free.

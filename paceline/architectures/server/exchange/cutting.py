@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from paceline.architectures.server.exchange.memory import Piece, as_run, pieces_of
+from paceline.architectures.server.exchange.memory import Piece, as_row, pieces_of
 from paceline.architectures.server.exchange.worker import Moment, Submitted, WorkerSide
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Ready
@@ -47,7 +47,7 @@ class Cutter:
         if gradient.is_sparse:
             raise ExchangeError(f"{self._names[index]} has a sparse gradient; chunks are dense.")
         self.made.add(index)
-        self._runs[index] = as_run(gradient, self._tensors[index])
+        self._rows[index] = as_row(gradient, self._tensors[index])
         complete = []
         for chunk in self._chunks_of[index]:
             self._open[chunk] -= 1
@@ -56,19 +56,19 @@ class Cutter:
         self._submit(complete, hold, mean)
         for neighbour in {i for chunk in complete for i in self._layout.chunks[chunk].parameters}:
             if not any(self._open[chunk] for chunk in self._chunks_of[neighbour]):
-                self._runs.pop(neighbour, None)  # all of it is on its way
+                self._rows.pop(neighbour, None)  # all of it is on its way
 
     def cut(self, recorded: Sequence[Made], *, hold: bool) -> "list[Stretch] | None":
         """Cut the gradients of recorded passes, once for all steps: they come in the same order and
         lie in the same memory in each. None where they do not lie as their tensors do."""
-        runs: dict[int, Tensor] = {}
+        rows: dict[int, Tensor] = {}
         open_parts = [len(chunk.parameters) for chunk in self._layout.chunks]
         stretches: list[Stretch] = []
         for gradients, moment in recorded:
             complete = []
             for index, gradient in gradients:
-                runs[index] = run = as_run(gradient, self._tensors[index])
-                if run.data_ptr() != gradient.data_ptr():
+                rows[index] = row = as_row(gradient, self._tensors[index])
+                if row.data_ptr() != gradient.data_ptr():
                     return None
                 for chunk in self._chunks_of[index]:
                     open_parts[chunk] -= 1
@@ -76,7 +76,7 @@ class Cutter:
                         complete.append(chunk)
             if gradients is recorded[-1][0]:
                 complete += [chunk for chunk, parts in enumerate(open_parts) if parts > 0]
-            stretches.append((self._ready(complete, runs, hold, mean=False), moment))
+            stretches.append((self._ready(complete, rows, hold, mean=False), moment))
         return stretches
 
     def replay(self, indices: Iterable[int], stretches: "Sequence[Stretch]") -> None:
@@ -99,23 +99,23 @@ class Cutter:
     def _begin(self) -> None:
         self.made: set[int] = set()
         """Tensors whose gradients were taken in this step."""
-        self._runs: dict[int, Tensor] = {}
+        self._rows: dict[int, Tensor] = {}
         self._open = [len(chunk.parameters) for chunk in self._layout.chunks]
 
     def _submit(self, chunks: Sequence[int], hold: bool, mean: bool) -> None:
-        ready = self._ready(chunks, self._runs, hold, mean)
+        ready = self._ready(chunks, self._rows, hold, mean)
         if ready:
             self._worker.submit(ready)
 
     def _ready(
-        self, chunks: Sequence[int], runs: dict[int, Tensor], hold: bool, mean: bool
+        self, chunks: Sequence[int], rows: dict[int, Tensor], hold: bool, mean: bool
     ) -> list[tuple[Ready, list[Piece]]]:
         ready: list[tuple[Ready, list[Piece]]] = []
         weight = self._weight()
         for chunk in chunks:
             facts = self._layout.chunks[chunk]
-            pieces = pieces_of(facts, self._layout, runs)
-            absent = tuple(index for index in facts.parameters if index not in runs)
+            pieces = pieces_of(facts, self._layout, rows)
+            absent = tuple(index for index in facts.parameters if index not in rows)
             event = Ready(chunk, not pieces, absent, hold, mean, weight)
             ready.append((event, pieces))
         return ready

@@ -20,7 +20,7 @@ from paceline.protocol.actions import (
     Action,
     Adopt,
     Blamed,
-    Crew,
+    CrewChange,
     Departed,
     Drop,
     Install,
@@ -227,7 +227,7 @@ class MemberLoop:
                 self._server.drop(action)
             case Normed() | Blamed() if self._worker is not None:
                 self._worker.answer(action)
-            case Crew() if self._worker is not None:
+            case CrewChange() if self._worker is not None:
                 self._worker.change(action)
             case KeepCopy(copy) if self._worker is not None:
                 self._worker.keep_copy(copy, self._payloads)

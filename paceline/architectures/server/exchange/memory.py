@@ -62,8 +62,8 @@ class Flats:
     def parameter(self, index: int, like: Tensor) -> Tensor:
         """A parameter's place, seen with the shape and strides of `like`."""
         place = self._layout.places[index]
-        run = self._flats[place.flat][place.start : place.stop]
-        return run.as_strided(like.shape, like.stride(), run.storage_offset())
+        row = self._flats[place.flat][place.start : place.stop]
+        return row.as_strided(like.shape, like.stride(), row.storage_offset())
 
     def clear_padding(self) -> None:
         """Zero what no parameter covers: it travels and is updated with its neighbours."""
@@ -89,14 +89,14 @@ Piece = tuple[int, int, Tensor]
 """Elements `start` to `stop` of a chunk, and their values."""
 
 
-def pieces_of(chunk: Chunk, layout: Layout, runs: dict[int, Tensor]) -> list[Piece]:
-    """A chunk's values, taken from the parameters (as runs of memory) it holds parts of."""
+def pieces_of(chunk: Chunk, layout: Layout, rows: dict[int, Tensor]) -> list[Piece]:
+    """A chunk's values, taken from the parameters (as rows of memory) it holds parts of."""
     pieces = []
     for index in chunk.parameters:
         place = layout.places[index]
         start, stop = max(place.start, chunk.start), min(place.stop, chunk.stop)
-        if index in runs:
-            part = runs[index][start - place.start : stop - place.start]
+        if index in rows:
+            part = rows[index][start - place.start : stop - place.start]
             pieces.append((start - chunk.start, stop - chunk.start, part))
     return pieces
 
@@ -123,13 +123,13 @@ def parts_of(into: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
 
 
 def is_dense(values: Tensor) -> bool:
-    """Its elements fill one run of memory, in whatever order."""
+    """Its elements fill one row of memory, in whatever order."""
     steps = zip(values.shape, values.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps) == values.numel()
 
 
-def as_run(values: Tensor, like: Tensor) -> Tensor:
-    """`values` as one run of memory in the order `like` has; copied only if theirs differs."""
+def as_row(values: Tensor, like: Tensor) -> Tensor:
+    """`values` as one row of memory in the order `like` has; copied only if theirs differs."""
     if not _same_order(values, like):
         values = torch.empty_like(like, memory_format=torch.preserve_format).copy_(values)
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
@@ -144,7 +144,7 @@ def _same_order(values: Tensor, like: Tensor) -> bool:
 
 
 def as_buffer(values: Tensor) -> memoryview:
-    """The bytes of a run, for the wire; keeps the tensor alive."""
+    """The bytes of a row, for the wire; keeps the tensor alive."""
     return values.view(torch.uint8).numpy().data
 
 

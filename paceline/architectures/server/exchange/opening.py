@@ -1,7 +1,7 @@
 """One exchange, open: what a worker needs of it, and the main function of a server member.
 
 What is exchanged is fixed while it is open. A script that trains something else later opens the
-next one: each is a *generation*, with notes of its own in the store.
+next one: each is an *opening*, with notes of its own in the store.
 """
 
 import itertools
@@ -29,10 +29,10 @@ class Exchange:
     """Tensors in, weights or mean gradients out, chunk by chunk; knows nothing of autograd."""
 
     def __init__(
-        self, options: spec.Server, context: Context, exchanged: Exchanged, generation: int = 0
+        self, options: spec.Server, context: Context, exchanged: Exchanged, opening: int = 0
     ) -> None:
-        self.exchanged, self._context, self._generation = exchanged, context, generation
-        self._member = setup.set_up_worker(options, of_generation(context, generation), exchanged)
+        self.exchanged, self._context, self._opening = exchanged, context, opening
+        self._member = setup.set_up_worker(options, of_opening(context, opening), exchanged)
         self.worker, self.held = self._member.worker, self._member.held
         self._read = self._member.read
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
@@ -132,20 +132,20 @@ class Exchange:
         return self._member.counters()
 
     def close(self, *, failed: bool, again: bool = False) -> None:
-        """`again`: the next generation follows."""
+        """`again`: the next opening follows."""
         self.greet()
         if self.leads or self._context.identity.goes_on:  # who leads may be lost by now
-            Meeting(self._context).leave(f"again/{self._generation}", again)
+            Meeting(self._context).leave(f"again/{self._opening}", again)
         failed = failed or self.worker.failure is not None
         seconds = CLOSING_SECONDS if failed else self._context.deadline_seconds
         self._member.close(seconds, failed=failed)
 
 
 def serve(options: spec.Server, context: Context) -> dict[str, object]:
-    """The main function of a server member: one generation after the other."""
+    """The main function of a server member: one opening after the other."""
     counters: dict[str, object] = {}
-    for generation in itertools.count():
-        member = setup.set_up_server(options, of_generation(context, generation))
+    for opening in itertools.count():
+        member = setup.set_up_server(options, of_opening(context, opening))
         if member is None:
             context.note(f"{context.identity.name} has no share: the workers serve by themselves.")
             return {}
@@ -154,24 +154,24 @@ def serve(options: spec.Server, context: Context) -> dict[str, object]:
             counters.update(member.counters())
         finally:
             member.close(0.0)
-        if not Meeting(context).read(f"again/{generation}", bool, "worker0"):
+        if not Meeting(context).read(f"again/{opening}", bool, "worker0"):
             break
     return counters
 
 
-def present_generation(context: Context) -> int:
+def present_opening(context: Context) -> int:
     """The one that is open, for a worker that joins."""
     meeting = Meeting(context)
-    for generation in itertools.count():
-        if not meeting.has(f"again/{generation}"):
-            return generation
-        if not meeting.read(f"again/{generation}", bool, "worker0"):
+    for opening in itertools.count():
+        if not meeting.has(f"again/{opening}"):
+            return opening
+        if not meeting.read(f"again/{opening}", bool, "worker0"):
             raise SpecError("--join", "the job has ended.", "start another one.")
     raise AssertionError("there is always a next one")
 
 
-def of_generation(context: Context, generation: int) -> Context:
-    """The same surroundings, with a part of the store for this generation."""
+def of_opening(context: Context, opening: int) -> Context:
+    """The same surroundings, with a part of the store for this opening."""
     if context.store is None:
         return context
-    return replace(context, store=PrefixStore(f"generation{generation}", context.store))
+    return replace(context, store=PrefixStore(f"opening{opening}", context.store))

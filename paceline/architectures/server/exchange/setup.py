@@ -140,7 +140,7 @@ class Meeting:
 
 
 @dataclass(kw_only=True)
-class Member:
+class OpenMember:
     """One member's part: its loop, the sides it has, and the memory they use."""
 
     plan: JobPlan
@@ -168,7 +168,7 @@ class Member:
 
 
 @dataclass(kw_only=True)
-class WorkerMember(Member):
+class OpenWorker(OpenMember):
     worker: WorkerSide
     held: Flats
     """Where this worker reads weights, or averaged gradients."""
@@ -211,7 +211,7 @@ class WorkerMember(Member):
         return self.server is None or self.server.machine.over or machine.abandons
 
 
-def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> WorkerMember:
+def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> OpenWorker:
     """This worker's part. After it every worker's tensors have worker 0's values; where it joins a
     job that runs, those which the servers have when its first step begins."""
     identity, meeting = context.identity, Meeting(context)
@@ -248,7 +248,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         inside = Spared(local, wire)
     worker = _make_worker(context, plan, post, held, codec, (apart, inside), staging)
     loop = MemberLoop(plan, post, worker, server, context.note)
-    member = WorkerMember(
+    member = OpenWorker(
         plan=plan,
         post=post,
         loop=loop,
@@ -282,7 +282,7 @@ def _are_disjoint(groups: Sequence[Sequence[str]]) -> bool:
     return sum(map(len, groups)) == len({one for group in groups for one in group})
 
 
-def set_up_server(options: spec.Server, context: Context) -> Member | None:
+def set_up_server(options: spec.Server, context: Context) -> OpenMember | None:
     """A server member's part; None when the placement gives it no share."""
     identity, meeting = context.identity, Meeting(context)
     shape = shape_of(identity)
@@ -297,7 +297,7 @@ def set_up_server(options: spec.Server, context: Context) -> Member | None:
     store = _reach_served(plan, seat_device(options, context)) or Flats.private(plan.layout)
     server = _make_server(options, context, plan, meeting, store)
     loop = MemberLoop(plan, post, None, server, context.note)
-    return Member(plan=plan, post=post, loop=loop, server=server, memory=[store])
+    return OpenMember(plan=plan, post=post, loop=loop, server=server, memory=[store])
 
 
 def _shares_device(

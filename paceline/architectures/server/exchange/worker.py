@@ -23,7 +23,7 @@ from paceline.protocol.actions import (
     Assigned,
     Blamed,
     Configured,
-    Crew,
+    CrewChange,
     Enter,
     Event,
     Exit,
@@ -81,7 +81,7 @@ class WorkerSide:
         self.requests: deque[Request] = deque()
         self.given: deque[tuple[Assign | AssignState, list[memoryview]]] = deque()
         """Weights and state that servers are to take, for the loop: in the order of requests."""
-        self.crew: deque[Crew] = deque()
+        self.crew: deque[CrewChange] = deque()
         """Changes of who is in the job, for the training thread to take between steps."""
         self.lost: set[int] = set()
         """Workers that are known to be lost, from whichever step on."""
@@ -289,7 +289,7 @@ class WorkerSide:
             self._copies[action.chunk] = {v: c for v, c in kept.items() if v >= action.version}
         self._freed.append(action.chunk)
 
-    def change(self, crew: Crew) -> None:
+    def change(self, crew: CrewChange) -> None:
         """Somebody comes or is lost."""
         for worker in crew.lost:
             self.lost_from(worker, -1 if crew.cut is None else crew.cut)

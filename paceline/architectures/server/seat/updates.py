@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.architectures.server.exchange.memory import Piece, as_run, gather
+from paceline.architectures.server.exchange.memory import Piece, as_row, gather
 from paceline.architectures.server.exchange.worker import WorkerSide
 from paceline.architectures.server.seat.keras_rules import KERAS_RULES
 from paceline.protocol import Layout
@@ -302,8 +302,8 @@ def push_state(
                     whole = elements.setdefault(
                         name, torch.zeros(chunk.stop - chunk.start, dtype=value.dtype)
                     )
-                    run = as_run(value, tensor)[start - place.start : stop - place.start]
-                    whole[start - chunk.start : stop - chunk.start] = run
+                    row = as_row(value, tensor)[start - place.start : stop - place.start]
+                    whole[start - chunk.start : stop - chunk.start] = row
                 elif value is not None:
                     scalars[-1][name] = float(value)
         if any(scalars):
@@ -329,7 +329,7 @@ def pull_state(
                 if name not in merged:
                     merged[name] = torch.zeros_like(tensor, dtype=values.dtype).detach()
                 part = values[start - chunk.start : stop - chunk.start]
-                as_run(merged[name], tensor)[start - place.start : stop - place.start] = part
+                as_row(merged[name], tensor)[start - place.start : stop - place.start] = part
             device = tensor.device if id(tensor) in beside else None
             merged |= {n: torch.tensor(v, device=device) for n, v in numbers.items() if n != EXISTS}
         if merged:

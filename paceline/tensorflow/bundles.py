@@ -1,6 +1,6 @@
-"""Gradients leave in parcels, the last layer's first, while TensorFlow computes the others.
+"""Gradients leave in bundles, the last layer's first, while TensorFlow computes the others.
 
-A parcel is a node of the graph, so that the few calls to Python cost little beside what they carry.
+A bundle is a node of the graph, so that the few calls to Python cost little beside what they carry.
 """
 
 import functools
@@ -12,11 +12,11 @@ import tensorflow as tf
 from paceline.tensorflow import graph
 from paceline.units import parse_bytes
 
-PARCEL = "4MiB"
-"""A call from TensorFlow to Python costs 50 us: a parcel is worth it many times over."""
+BUNDLE = "4MiB"
+"""A call from TensorFlow to Python costs 50 us: a bundle is worth it many times over."""
 
 
-class Parcel(NamedTuple):
+class Bundle(NamedTuple):
     """Gradients that leave together."""
 
     numbers: list[int]
@@ -30,26 +30,26 @@ def leave_early(
     facts: Sequence[Any],
     numbers: Sequence[int],
     gradients: Sequence[Any],
-) -> Parcel:
-    """Have `take(numbers, *facts, *gradients)` called for each parcel as soon as it is computed.
+) -> Bundle:
+    """Have `take(numbers, *facts, *gradients)` called for each bundle as soon as it is computed.
 
     All but the last, which is returned: then the step waits for the other workers anyway.
     """
     *early, last = cut(numbers, gradients)
-    rest = _Remainder(facts, [parcel.gradients for parcel in (*early, last)])
-    for parcel in early:
-        graph.notice(functools.partial(take, parcel.numbers), [*facts, *parcel.gradients])
+    rest = _Remainder(facts, [bundle.gradients for bundle in (*early, last)])
+    for bundle in early:
+        graph.notice(functools.partial(take, bundle.numbers), [*facts, *bundle.gradients])
         rest.waits()
     return last
 
 
-def cut(numbers: Sequence[int], gradients: Sequence[Any]) -> list[Parcel]:
-    """Cut gradients into parcels, the last layer's first, as backward makes them."""
-    made = [Parcel([], [])]
-    size_bytes, full_bytes = 0, parse_bytes(PARCEL, "parcel")
+def cut(numbers: Sequence[int], gradients: Sequence[Any]) -> list[Bundle]:
+    """Cut gradients into bundles, the last layer's first, as backward makes them."""
+    made = [Bundle([], [])]
+    size_bytes, full_bytes = 0, parse_bytes(BUNDLE, "bundle")
     for number, gradient in reversed(list(zip(numbers, gradients, strict=True))):
         if size_bytes >= full_bytes:
-            made.append(Parcel([], []))
+            made.append(Bundle([], []))
             size_bytes = 0
         made[-1].numbers.append(number)
         made[-1].gradients.append(gradient)
