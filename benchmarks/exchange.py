@@ -12,6 +12,7 @@ worker's own memory, as gloo and MPI do.
 import argparse
 import json
 import os
+import resource
 import shutil
 import socket
 import statistics
@@ -139,16 +140,17 @@ def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
         if facts["mpi"]:
             exchanges["mpi"] = mpi(source, target, workers)
         exchanges = {name: found for name, found in exchanges.items() if name in given.only}
-        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in exchanges}
+        seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in exchanges}
         for _ in range(given.rounds):
             for name, exchange in exchanges.items():
                 dist.barrier()
                 seconds[name].append(measure(exchange))
         for name, values in seconds.items():
-            wall = [value for value, _ in values]
+            wall, cpu, kernel = map(list, zip(*values, strict=True))
             row = {"exchange": name, "workers": workers, "size_mb": size_mb}
             row |= {"seconds": statistics.median(wall), "all_seconds": wall}
-            rows.append({**row, "cpu_seconds": statistics.median(cpu for _, cpu in values)})
+            row |= {"cpu_seconds": statistics.median(cpu)}
+            rows.append({**row, "kernel_seconds": statistics.median(kernel)})
         dist.barrier()
         for member in (shared, travelling):
             member.close(30.0)
@@ -157,8 +159,9 @@ def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
         print(json.dumps(rows))
 
 
-def measure(exchange: Exchange) -> tuple[float, float]:
-    """Wall seconds of one exchange, and CPU seconds of all workers (MPI waits by spinning).
+def measure(exchange: Exchange) -> tuple[float, float, float]:
+    """Wall seconds of one exchange; CPU seconds of all workers (MPI waits by spinning), and those
+    of them in the kernel: over sockets, two copies of each byte that nobody can save.
 
     Each exchange is a barrier in itself, so several follow directly.
     """
@@ -169,13 +172,20 @@ def measure(exchange: Exchange) -> tuple[float, float]:
     dist.broadcast(trial, 0)  # everyone must count alike
     count = max(2, min(50, round(SECONDS_PER_MEASUREMENT / float(trial))))
     dist.barrier()
-    began, began_cpu = time.perf_counter(), time.process_time()
+    began, before = time.perf_counter(), cpu_seconds()
     for _ in range(count):
         exchange()
     wall = (time.perf_counter() - began) / count
-    cpu = torch.tensor((time.process_time() - began_cpu) / count)
-    dist.all_reduce(cpu)
-    return wall, float(cpu)
+    used = (cpu_seconds() - before) / count
+    dist.all_reduce(used)
+    cpu, kernel = used.tolist()
+    return wall, cpu, kernel
+
+
+def cpu_seconds() -> torch.Tensor:
+    """Of this process: in all, and in the kernel."""
+    in_kernel = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    return torch.tensor([time.process_time(), in_kernel], dtype=torch.float64)
 
 
 def elements(size_mb: int) -> int:
@@ -280,6 +290,7 @@ def table(result: dict[str, list[dict[str, object]]]) -> str:
     lines = [
         f"{row['workers']} workers  {row['size_mb']:>4} MB  {row['exchange']:<18}"
         f"{1e3 * float(row['seconds']):9.2f} ms  cpu {1e3 * float(row['cpu_seconds']):9.2f} ms"  # type: ignore[arg-type]
+        f"  in the kernel {1e3 * float(row['kernel_seconds']):9.2f} ms"  # type: ignore[arg-type]
         for row in result["rows"]
     ]
     lines += [
