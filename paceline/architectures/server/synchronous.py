@@ -27,6 +27,7 @@ from paceline.architectures.gradients import (
     with_mean_loss,
 )
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
+from paceline.architectures.server.exchange.device import is_apart
 from paceline.architectures.server.exchange.opening import (
     Exchange,
     of_opening,
@@ -71,7 +72,7 @@ class SynchronousServer:
         self._exchange: Exchange | None = None
 
     def distribute(self, trained: Trained) -> None:
-        shape = shape_of(self._context.identity)
+        shape = shape_of(self._context.identity, accelerated=is_apart(trained.device))
         if placement_of(self._options, shape) != self._options.placement:
             self._context.note("no servers were asked for: the workers serve (colocated).")
         if self._context.identity.goes_on and (why := why_no_second_homes(self._options, shape)):
