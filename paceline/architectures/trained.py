@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from paceline.errors import SpecError
 
 Named = list[tuple[str, Tensor]]
+_Found = tuple[int, torch.Size, torch.dtype, tuple[int, int] | None]
+"""Which tensor it is, how its numbers lie, and the optimizer and group that it is in."""
 
 
 def groups_of(optimizer: Optimizer) -> dict[int, int]:
@@ -45,8 +47,7 @@ class Trained:
         self.model, self.optimizers = model, list(optimizers)
         self.named: Named = []
         """The tensors trained at present: the model's in order of definition, then the rest."""
-        self._found: list[tuple[int, tuple[int, int] | None]] = []
-        """Which they are, and the optimizer and group that each is in."""
+        self._found: list[_Found] = []
         self.update()
         require_trainable(self.named)
 
@@ -67,7 +68,7 @@ class Trained:
         }
         with torch._C.DisableTorchFunctionSubclass():
             named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
-        found = [(id(tensor), group_of.get(id(tensor))) for _, tensor in named]
+            found = [(id(t), t.shape, t.dtype, group_of.get(id(t))) for _, t in named]
         if found == self._found:
             return False
         self.named, self._found = named, found

@@ -98,6 +98,10 @@ class AsynchronousServer:
             self._undo()
             exchange.close(failed=failed)
 
+    def follow(self) -> None:
+        if not (self._tap.is_attached and self._streaming.weights.are_here):
+            self._refuse_writing()
+
     def _describe(self, trained: Trained) -> Exchanged:
         if len(trained.optimizers) > 1:
             problem = f"{len(trained.optimizers)} optimizers train one model."
@@ -141,6 +145,7 @@ class AsynchronousServer:
         if self._trained.update():
             problem = "the script trains other tensors than in the first step."
             raise SpecError(self._where, problem, "train them all from the start, or mode=sync.")
+        self.follow()
         if not self._at_step:
             self._streaming.step()
             return True
