@@ -30,7 +30,7 @@ from paceline.architectures.gradients import (
     with_mean_loss,
 )
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
-from paceline.architectures.trained import Trained
+from paceline.architectures.trained import Trained, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
 from paceline.protocol.buckets import FIRST_BUCKET_BYTES, filled
@@ -67,6 +67,7 @@ class BucketedArchitecture:
         """Gradients were averaged since the last step: what is done to them now is to means."""
 
     def distribute(self, trained: Trained) -> None:
+        refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained = trained
         start_equal(self._collective, trained.everything())
         self._deal()

@@ -40,6 +40,23 @@ def _require_shape(name: str, tensor: Tensor) -> None:
         raise SpecError("distribute", f"{name} has no shape yet.", fix)
 
 
+def refuse_max_norm(model: torch.nn.Module, workers: int) -> None:
+    """SpecError where a layer rewrites its weights as it reads them: only the rows of the samples
+    that come, so that those of several workers become different."""
+    for name, layer in model.named_modules() if workers > 1 else ():
+        rewrites = isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        if rewrites and layer.max_norm is not None:
+            problem = (
+                f"{name or 'the model'} has max_norm={layer.max_norm}, by which each worker would "
+                "rewrite the rows of its own samples."
+            )
+            fix = (
+                "build it without, and after optimizer.step(), under torch.no_grad(), call "
+                f"weight.renorm_({layer.norm_type}, 0, {layer.max_norm}) on its weight."
+            )
+            raise SpecError("distribute", problem, fix)
+
+
 class Trained:
     """A model and the optimizers that train it, as every architecture sees them."""
 

@@ -23,7 +23,7 @@ from paceline.architectures.server.exchange.setup import share_rest
 from paceline.architectures.server.seat.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, push_weights
 from paceline.architectures.server.watching import Style, Watch
-from paceline.architectures.trained import Trained, groups_of
+from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
 
@@ -50,6 +50,7 @@ class AsynchronousServer:
         if placement_of(self._options, shape_of(self._context.identity)) != self._options.placement:
             self._context.note("no servers were asked for: the workers serve (colocated).")
         refuse_sparse(trained.model)
+        refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained, self._optimizer = trained, trained.optimizers[0]
         exchanged = self._describe(trained)
         self._exchange = exchange = Exchange(self._options, self._context, exchanged)

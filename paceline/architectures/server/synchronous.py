@@ -38,7 +38,7 @@ from paceline.architectures.server.seat.updates import server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.server.weights import WAY_OUT
-from paceline.architectures.trained import Trained, groups_of
+from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.plan import placement_of, why_no_second_homes
 
@@ -77,6 +77,7 @@ class SynchronousServer:
         if self._context.identity.goes_on and (why := why_no_second_homes(self._options, shape)):
             self._context.note(f"the loss of a server stops the job: {why}.")
         refuse_sparse(trained.model)
+        refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained = trained
         style = self._style_to_join() if self._joins else None
         self._open()
