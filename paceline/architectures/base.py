@@ -143,6 +143,15 @@ class Architecture(Protocol):
 
 
 @runtime_checkable
+class Follows(Protocol):
+    """An architecture that sees gradients by hooks on the script's tensors."""
+
+    def follow(self) -> None:
+        """Called before each backward pass: a tensor may have another inside than before, without
+        the hooks."""
+
+
+@runtime_checkable
 class KeepsState(Protocol):
     """An architecture that keeps something from step to step which neither model nor optimizer
     holds: gradients left out, an outer optimizer, its place in a round."""

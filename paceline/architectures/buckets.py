@@ -30,7 +30,7 @@ from paceline.architectures.gradients import (
     with_mean_loss,
 )
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
-from paceline.architectures.trained import Trained
+from paceline.architectures.trained import Trained, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
 from paceline.protocol.buckets import FIRST_BUCKET_BYTES, filled
@@ -67,6 +67,7 @@ class BucketedArchitecture:
         """Gradients were averaged since the last step: what is done to them now is to means."""
 
     def distribute(self, trained: Trained) -> None:
+        refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained = trained
         start_equal(self._collective, trained.everything())
         self._deal()
@@ -104,6 +105,10 @@ class BucketedArchitecture:
     def close(self, *, failed: bool) -> None:
         self._tap.remove()
         self._collective.close()
+
+    def follow(self) -> None:
+        if not self._tap.is_attached and not self._is_other():
+            self._tap.attach(self._trained.tensors)
 
     # Called by the tap, inside backward.
 
@@ -213,14 +218,20 @@ class BucketedArchitecture:
     @torch.no_grad()
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
-        if self._trained.update():
-            for slot in self._slots:  # their place goes with its bucket
-                slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
-            self._deal()
-            self._tap.attach(self._trained.tensors)
+        self._is_other()
         is_to_be_averaged = _Slot.is_fresh if self._has_passed else _Slot.is_own
         if any(map(is_to_be_averaged, self._slots)):
             self.pass_over()
+
+    def _is_other(self) -> bool:
+        """The script trains something else now: it is dealt to buckets anew."""
+        if not self._trained.update():
+            return False
+        for slot in self._slots:  # their place goes with its bucket
+            slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
+        self._deal()
+        self._tap.attach(self._trained.tensors)
+        return True
 
     def _deal(self) -> None:
         tensors, blocks = self._trained.tensors, 1 if self._context.crew is None else 2

@@ -61,6 +61,8 @@ class GradientTap:
         self._context, self._averages = context, averages
         self._remembered = Remembered(context)
         self._handles: list[RemovableHandle] = []
+        self._taps: list[RemovableHandle] = []
+        """Those that see gradients: one for each tensor."""
         self._tensors: list[Tensor] = []
         self._averaged: set[int] = set()
         """Numbers of the tensors that a hook of the script's finds averaged."""
@@ -69,13 +71,23 @@ class GradientTap:
     def attach(self, tensors: Sequence[Tensor]) -> None:
         """Watch these tensors, and no others."""
         self.remove()
-        self._tensors, self._handles = list(tensors), []
+        self._tensors, self._handles, self._taps = list(tensors), [], []
         self._averaged.clear()
         for index, tensor in enumerate(tensors):
             if self._averages and _has_foreign(tensor._backward_hooks):
                 self._averaged.add(index)
                 self._handles.append(self._average_first(index, tensor))
-            self._handles.append(self._tap(index, tensor))
+            self._taps.append(self._tap(index, tensor))
+
+    @property
+    def is_attached(self) -> bool:
+        """The hooks are where they were put: they go away with the inside of a tensor that the
+        script swaps with another's (`torch.utils.swap_tensors`)."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return all(
+                handle.id in (tensor._post_accumulate_grad_hooks or ())
+                for tensor, handle in zip(self._tensors, self._taps, strict=True)
+            )
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -87,7 +99,7 @@ class GradientTap:
             self._paused = before
 
     def remove(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *self._taps):
             handle.remove()
 
     def _average_first(self, index: int, tensor: Tensor) -> RemovableHandle:

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from paceline.errors import SpecError
 
 Named = list[tuple[str, Tensor]]
+_Found = tuple[int, torch.Size, torch.dtype, tuple[int, int] | None]
+"""Which tensor it is, how its numbers lie, and the optimizer and group that it is in."""
 
 
 def groups_of(optimizer: Optimizer) -> dict[int, int]:
@@ -38,6 +40,23 @@ def _require_shape(name: str, tensor: Tensor) -> None:
         raise SpecError("distribute", f"{name} has no shape yet.", fix)
 
 
+def refuse_max_norm(model: torch.nn.Module, workers: int) -> None:
+    """SpecError where a layer rewrites its weights as it reads them: only the rows of the samples
+    that come, so that those of several workers become different."""
+    for name, layer in model.named_modules() if workers > 1 else ():
+        rewrites = isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        if rewrites and layer.max_norm is not None:
+            problem = (
+                f"{name or 'the model'} has max_norm={layer.max_norm}, by which each worker would "
+                "rewrite the rows of its own samples."
+            )
+            fix = (
+                "build it without, and after optimizer.step(), under torch.no_grad(), call "
+                f"weight.renorm_({layer.norm_type}, 0, {layer.max_norm}) on its weight."
+            )
+            raise SpecError("distribute", problem, fix)
+
+
 class Trained:
     """A model and the optimizers that train it, as every architecture sees them."""
 
@@ -45,8 +64,7 @@ class Trained:
         self.model, self.optimizers = model, list(optimizers)
         self.named: Named = []
         """The tensors trained at present: the model's in order of definition, then the rest."""
-        self._found: list[tuple[int, tuple[int, int] | None]] = []
-        """Which they are, and the optimizer and group that each is in."""
+        self._found: list[_Found] = []
         self.update()
         require_trainable(self.named)
 
@@ -67,7 +85,7 @@ class Trained:
         }
         with torch._C.DisableTorchFunctionSubclass():
             named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
-        found = [(id(tensor), group_of.get(id(tensor))) for _, tensor in named]
+            found = [(id(t), t.shape, t.dtype, group_of.get(id(t))) for _, t in named]
         if found == self._found:
             return False
         self.named, self._found = named, found

@@ -29,7 +29,6 @@ class ScaledGradients:
         on."""
         self._refusal: SpecError | None = None
         self._watches = False
-        self._watched: set[int] = set()
 
     def scale_by(self, scale: float) -> None:
         """The next gradients count `scale` times an equal share."""
@@ -57,9 +56,12 @@ class ScaledGradients:
             return
         with torch._C.DisableTorchFunctionSubclass():
             for tensor in chain.from_iterable(one.everything() for one in self._trained):
-                if tensor.requires_grad and id(tensor) not in self._watched:
-                    self._watched.add(id(tensor))
+                if tensor.requires_grad and not self._is_watched(tensor):
                     tensor.register_hook(self._came)
+
+    def _is_watched(self, tensor: Tensor) -> bool:
+        """Asked of the tensor itself: hooks go with its inside when a script swaps it."""
+        return self._came in (tensor._backward_hooks or {}).values()
 
     def _came(self, gradient: Tensor) -> Tensor:
         self.count += 1

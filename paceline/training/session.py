@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import architectures, spec
-from paceline.architectures.base import Architecture, Context, GradientUse
+from paceline.architectures.base import Architecture, Context, Follows, GradientUse
 from paceline.architectures.collective import Collective, connect
 from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
+from paceline.architectures.swapping import follow_swaps
 from paceline.architectures.trained import Trained
 from paceline.data.sampling import split
 from paceline.errors import PacelineError, SpecError
@@ -278,8 +279,10 @@ class Session:
             self.reach.watch(trained)
             self._stack.callback(self._seen_loss.watch(self._folder))
         self.gradients.watch_more()
+        if number == 0:
+            self._stack.callback(before_backward(self._before_backward))
+            self._stack.callback(follow_swaps())
         if self.workers > 1 and number == 0:
-            self._stack.callback(before_backward(lambda *_: self.gradients.watch_more()))
             handle = register_optimizer_step_pre_hook(self._meet)
             self._stack.callback(handle.remove)
         return_freed_memory()
@@ -291,6 +294,12 @@ class Session:
         """An exchange broke inside a step: a script that catches it has trained wrongly, and must
         not end as if it had not."""
         self.broken = self.broken or error
+
+    def _before_backward(self, *_: Any) -> None:
+        for architecture in self.architectures:
+            if isinstance(architecture, Follows):
+                architecture.follow()
+        self.gradients.watch_more()
 
     def _follow(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))

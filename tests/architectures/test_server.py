@@ -7,6 +7,7 @@ from torch import nn
 
 from paceline import spec
 from paceline.architectures.server.seat import serving
+from paceline.architectures.server.seat.updates import ELEMENTWISE, NUMBERS
 from paceline.errors import MemberError
 from paceline.testing import run_members
 from paceline.training import script
@@ -374,3 +375,13 @@ def test_what_cannot_work_is_said_before_it_goes_wrong(function, told, transport
 )
 def test_the_way_out_works(function):
     run(function, workers=2, architecture=server("placement=colocated,update=worker"))
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE.values(), ids=ELEMENTWISE)
+def test_the_names_of_numbers_tell_state_of_elements_apart(kind):
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = kind([parameter], lr=0.1)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    sizes = {name: t.numel() for name, t in optimizer.state[parameter].items() if t is not None}
+    assert sizes == {name: 1 if name in NUMBERS else 3 for name in sizes}

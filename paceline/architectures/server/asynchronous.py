@@ -23,7 +23,7 @@ from paceline.architectures.server.exchange.setup import share_rest
 from paceline.architectures.server.seat.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, push_weights
 from paceline.architectures.server.watching import Style, Watch
-from paceline.architectures.trained import Trained, groups_of
+from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
 
@@ -50,6 +50,7 @@ class AsynchronousServer:
         if placement_of(self._options, shape_of(self._context.identity)) != self._options.placement:
             self._context.note("no servers were asked for: the workers serve (colocated).")
         refuse_sparse(trained.model)
+        refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained, self._optimizer = trained, trained.optimizers[0]
         exchanged = self._describe(trained)
         self._exchange = exchange = Exchange(self._options, self._context, exchanged)
@@ -102,6 +103,10 @@ class AsynchronousServer:
             self._undo()
             exchange.close(failed=failed)
 
+    def follow(self) -> None:
+        if not (self._tap.is_attached and self._streaming.weights.are_here):
+            self._refuse_writing()
+
     def _describe(self, trained: Trained) -> Exchanged:
         if len(trained.optimizers) > 1:
             problem = f"{len(trained.optimizers)} optimizers train one model."
@@ -145,6 +150,7 @@ class AsynchronousServer:
         if self._trained.update():
             problem = "the script trains other tensors than in the first step."
             raise SpecError(self._where, problem, "train them all from the start, or mode=sync.")
+        self.follow()
         if not self._at_step:
             self._streaming.step()
             return True

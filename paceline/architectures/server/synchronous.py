@@ -38,11 +38,11 @@ from paceline.architectures.server.exchange.setup import Meeting, share_rest
 from paceline.architectures.server.seat.updates import server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.watching import Style, Watch
-from paceline.architectures.trained import Trained, groups_of
+from paceline.architectures.server.weights import WAY_OUT
+from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.plan import placement_of, why_no_second_homes
 
-WAY_OUT = "Write server:update=worker: then averaged gradients and the optimizer stay here."
 SERVED = "served"
 """The note that tells one who joins how servers update, or why they do not."""
 
@@ -78,6 +78,7 @@ class SynchronousServer:
         if self._context.identity.goes_on and (why := why_no_second_homes(self._options, shape)):
             self._context.note(f"the loss of a server stops the job: {why}.")
         refuse_sparse(trained.model)
+        refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained = trained
         style = self._style_to_join() if self._joins else None
         self._open()
@@ -145,6 +146,13 @@ class SynchronousServer:
         if exchange.is_on_device and self._streaming is not None and not failed:
             self._streaming.leave()
         exchange.close(failed=failed)
+
+    def follow(self) -> None:
+        if self._tap.is_attached and not self._are_elsewhere:
+            return
+        if self._streaming is not None:
+            self._take_back()
+        self._tap.attach(self._opened.exchanged.tensors)
 
     # A job that runs.
 
@@ -270,7 +278,7 @@ class SynchronousServer:
     @torch.no_grad()
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
-        if self._trained.update():
+        if self._is_stale or self._trained.update():
             self._reopen()
         if any(map(self._is_fresh, range(len(self._given)))):
             self.pass_over()
@@ -396,8 +404,12 @@ class SynchronousServer:
         self._steps, self._streaming = self._streaming.steps, None
         self._returns += 1
         self._watch, self._seen = Watch(), None
-        self._is_stale = False
         self._given = [None] * len(self._given)
+
+    @property
+    def _are_elsewhere(self) -> bool:
+        """The script has replaced weights that servers hold, in a way that nobody is told of."""
+        return self._streaming is not None and not self._streaming.weights.are_here
 
     def _settings(self) -> Any:
         return [settings_of(optimizer) for optimizer in self._trained.optimizers]
@@ -409,6 +421,10 @@ class SynchronousServer:
         if self._is_stale or (not self._streaming.has_begun and self._trained.update()):
             self._take_back()
             self._reopen()
+            self._look()
+            return False
+        if self._are_elsewhere:
+            self.follow()
             self._look()
             return False
         self._streaming.step()

@@ -5,7 +5,8 @@ but changes class: whatever torch function takes it waits first until its newest
 a layer waits for its own weights only and it does not matter who reads them: a forward pass, an
 average of weights, `state_dict`. Whoever is about to write them is told to the owner first, who
 takes the weights back from the servers. Views that a script gets hold of (`p.data`, `p.detach()`)
-are of a class that does the same.
+are of a class that does the same. Of `set_` torch tells nobody: that a tensor has other memory is
+seen before the next gradients.
 
 A gradient that has gone can be cleared, and where the servers hold a step back until
 `optimizer.step()`, its norm can be asked for and it can be scaled, which is all that clipping by
@@ -26,6 +27,8 @@ from torch.optim import Optimizer
 
 from paceline.architectures.mixing import ORIGINAL, mix_in
 from paceline.errors import ExchangeError
+
+WAY_OUT = "Write server:update=worker: then averaged gradients and the optimizer stay here."
 
 DESCRIBING = (
     *("device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_mkldnn"),
@@ -57,10 +60,9 @@ def _untouching() -> set[Any]:
 
 UNTOUCHING = _untouching()
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-OPERATORS = {
-    f"__i{name}__"
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-}
+OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+WRITING = {"__setitem__", "module_load", *(f"__i{name}__" for name in OPERATORS)}
+"""Beside those whose name ends with an underscore."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,7 +70,7 @@ def writes(function: Any) -> bool:
     """Whether a torch function changes its first argument."""
     name = getattr(function, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name == "__setitem__" or name in OPERATORS or function == SET_DATA
+    return in_place or name in WRITING or function == SET_DATA
 
 
 class ServedWeights:
@@ -102,21 +104,35 @@ class ServedWeights:
 
     def give_back(self) -> None:
         """Tensors get memory and class of their own again; their values must all be there."""
-        for tensor, kind, view in zip(self.tensors, self._kinds, self._views, strict=True):
-            tensor.__class__ = kind
-            tensor.data = view.clone()
+        own = [view.clone() for view in self._views]
         with torch._C.DisableTorchFunctionSubclass():
+            for number, (tensor, kind) in enumerate(zip(self.tensors, self._kinds, strict=True)):
+                if self._is_here(number):
+                    tensor.data = own[number]
+                if isinstance(tensor, Served):
+                    tensor.__class__ = kind  # type: ignore[assignment]
             for reference in self._aliases.values():
-                self._move(reference())
+                self._move(reference(), own)
         self._number.clear()
 
-    def _move(self, alias: "View | None") -> None:
-        """Let a view go on as an ordinary one, of the memory that its tensor has now."""
-        if alias is not None:
-            number = self._number[id(alias.of)]
+    def _move(self, alias: "View | None", own: Sequence[Tensor]) -> None:
+        """Let a view go on as an ordinary one, of the memory that took the place of ours."""
+        if alias is None:
+            return
+        number = self._number[id(alias.of)]
+        if _memory(alias) == _memory(self._views[number]):
             offset = alias.storage_offset() - self._views[number].storage_offset()
-            alias.data = alias.of.data.as_strided(alias.shape, alias.stride(), offset)
-            alias.__class__ = Tensor  # type: ignore[assignment]
+            alias.data = own[number].as_strided(alias.shape, alias.stride(), offset)
+        alias.__class__ = Tensor  # type: ignore[assignment]
+
+    @property
+    def are_here(self) -> bool:
+        """Every tensor has the memory that it was given."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return all(map(self._is_here, range(len(self.tensors))))
+
+    def _is_here(self, number: int) -> bool:
+        return self.tensors[number].data_ptr() == self._views[number].data_ptr()
 
     @property
     def is_over(self) -> bool:
@@ -199,6 +215,13 @@ class View(Tensor):
         return _plain(self).__reduce_ex__(protocol)
 
 
+def give_up(tensor: Tensor) -> None:
+    """A tensor is about to lose its inside: if servers hold it, the script gets it back."""
+    if isinstance(tensor, Served):
+        tensor.weights.write()
+        tensor.__class__ = getattr(type(tensor), ORIGINAL, type(tensor))
+
+
 def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a torch function on served weights: wait for what it reads, announce what it writes."""
     if func in UNTOUCHING:
@@ -210,9 +233,15 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     read = _found((args, kwargs), [])
     for tensor in read:
         tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
+    versions = [tensor._version for tensor in read]
     result = func(*args, **kwargs)
     if written or not read:
         return result
+    if versions != [tensor._version for tensor in read]:
+        raise ExchangeError(
+            f"{getattr(func, '__name__', func)} changes weights while it reads them, and they are "
+            f"with the servers. Change them after the step instead, alike on all. {WAY_OUT}"
+        )
     if func is Tensor.numpy:
         result.flags.writeable = False  # what is written there would be lost
         return result
@@ -224,13 +253,17 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _aliased(result: Tensor, read: Sequence[Any]) -> Tensor:
     if type(result) is not Tensor or result.layout != torch.strided:
         return result
-    memory = result.untyped_storage().data_ptr()
+    memory = _memory(result)
     for tensor in read:
-        if tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == memory:
+        if tensor.layout == torch.strided and _memory(tensor) == memory:
             of = tensor.of if isinstance(tensor, View) else tensor
             aliased: Tensor = tensor.weights.alias(of, result)
             return aliased
     return result
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _found(value: Any, into: list[Any]) -> list[Any]:

@@ -49,6 +49,10 @@ FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 EXACTLY_FUSED = (torch.float32, torch.float64)
 """torch 2.13's fused SGD leaves most elements of a bfloat16 parameter as they were."""
 
+NUMBERS = {"step", "mu_product", "eta", "mu"}
+"""What they keep of a whole parameter; the rest of their state is one number per element. By shape
+the two cannot be told apart where a parameter has one element."""
+
 NOT_SENT = {"params", "foreach", "fused", "capturable", "differentiable"}
 """Settings of how torch runs an optimizer, not of what it computes."""
 
@@ -167,9 +171,9 @@ class ChunkOptimizers:
         for part in one.parts:
             by_part.append({EXISTS: 1.0} if part.state else {})
             for name, value in part.state.items():
-                if is_elementwise_state(value, one.weights.numel()):
+                if is_elementwise_state(name, value, one.weights.numel()):
                     tensors[name] = value.clone()
-                elif is_elementwise_state(value, part.parameter.numel()):
+                elif is_elementwise_state(name, value, part.parameter.numel()):
                     whole = tensors.setdefault(name, torch.zeros_like(one.weights))
                     whole[part.elements] = value
                 elif value is not None:
@@ -202,7 +206,7 @@ class ChunkOptimizers:
         one.parts = [self._part(one, elements) for elements in one.ranges]
         for part in one.parts:
             for name, value in whole.state.items():
-                elementwise = is_elementwise_state(value, whole.parameter.numel())
+                elementwise = is_elementwise_state(name, value, whole.parameter.numel())
                 held = value[part.elements] if elementwise else value
                 copied = held.clone() if isinstance(held, Tensor) else held
                 part.optimizer.state[part.parameter][name] = copied
@@ -217,8 +221,8 @@ class ChunkOptimizers:
         return _Part(elements, parameter, self._class([parameter], **settings))
 
 
-def is_elementwise_state(value: Any, elements: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == elements
+def is_elementwise_state(name: str, value: Any, elements: int) -> bool:
+    return name not in NUMBERS and isinstance(value, Tensor) and value.numel() == elements
 
 
 def _arguments(settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -298,7 +302,7 @@ def push_state(
             scalars.append({EXISTS: 1.0} if state else {})
             start, stop = max(place.start, chunk.start), min(place.stop, chunk.stop)
             for name, value in state.items():
-                if is_elementwise_state(value, tensor.numel()):
+                if is_elementwise_state(name, value, tensor.numel()):
                     whole = elements.setdefault(
                         name, torch.zeros(chunk.stop - chunk.start, dtype=value.dtype)
                     )
