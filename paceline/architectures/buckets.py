@@ -130,6 +130,10 @@ class BucketedArchitecture:
         if isinstance(self._collective, ElasticCollective):
             self._keep(self._collective)
 
+    def pass_broken(self, error: Exception) -> None:
+        """Some buckets may have left, and another worker may have got further: sum as ever."""
+        self.pass_over()
+
     def _begin(self) -> None:
         """Before the first gradient of a pass is filled in: a script may hold on to means of the
         last, and they must stay what they are."""

@@ -252,6 +252,12 @@ class SynchronousServer:
         self._given = [None if mean is None else weakref.ref(mean) for mean in means]
         self._versions = [0 if mean is None else mean._version for mean in means]
 
+    def pass_broken(self, error: Exception) -> None:
+        if self._streaming is not None:
+            self._streaming.refuse_broken_pass(error, WAY_OUT)
+        else:
+            self.pass_over()
+
     def _compare_weights(self, tensors: Sequence[Tensor]) -> None:
         """The servers have no weights of their own to tell that a worker's have become others."""
         if self._joins or (self._steps > OFTEN_STEPS and self._steps % OFTEN_STEPS):
