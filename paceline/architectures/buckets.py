@@ -139,6 +139,8 @@ class BucketedArchitecture:
         last, and they must stay what they are."""
         if self._has_begun:
             return
+        if any(slot.is_outgrown() for slot in self._slots):
+            self._deal_anew()
         self._has_begun = True
         for bucket in self._buckets:
             if bucket.is_held_on_to():
@@ -218,13 +220,16 @@ class BucketedArchitecture:
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
         if self._trained.update():
-            for slot in self._slots:  # their place goes with its bucket
-                slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
-            self._deal()
+            self._deal_anew()
             self._tap.attach(self._trained.tensors)
         is_to_be_averaged = _Slot.is_fresh if self._has_passed else _Slot.is_own
         if any(map(is_to_be_averaged, self._slots)):
             self.pass_over()
+
+    def _deal_anew(self) -> None:
+        for slot in self._slots:  # their place goes with its bucket
+            slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
+        self._deal()
 
     def _deal(self) -> None:
         tensors, blocks = self._trained.tensors, 1 if self._context.crew is None else 2
@@ -348,6 +353,11 @@ class _Slot:
     def has_mean(self) -> bool:
         gradient = self.tensor.grad
         return gradient is not None and gradient is self.given
+
+    def is_outgrown(self) -> bool:
+        """The tensor has become one of another type or shape (`model.double()`)."""
+        tensor, place = self.tensor, self.place
+        return tensor.dtype != place.dtype or tensor.shape != place.shape
 
     def is_fresh(self) -> bool:
         """This worker's own gradient has not been averaged."""

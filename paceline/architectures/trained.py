@@ -45,8 +45,8 @@ class Trained:
         self.model, self.optimizers = model, list(optimizers)
         self.named: Named = []
         """The tensors trained at present: the model's in order of definition, then the rest."""
-        self._found: list[tuple[int, tuple[int, int] | None]] = []
-        """Which they are, and the optimizer and group that each is in."""
+        self._found: list[tuple[object, ...]] = []
+        """Which they are and of what kind, and the optimizer and group that each is in."""
         self.update()
         require_trainable(self.named)
 
@@ -59,7 +59,10 @@ class Trained:
         return self.named[0][1].device
 
     def update(self) -> bool:
-        """Look again; True when something else is trained now."""
+        """Look again; True when something else is trained now, or by other numbers (`double()`).
+
+        Where all is frozen for a while what was trained before still counts, without gradients: an
+        exchange need not be opened for nothing, nor again afterwards."""
         group_of = {
             tensor: (number, place)
             for number, optimizer in enumerate(self.optimizers)
@@ -67,8 +70,11 @@ class Trained:
         }
         with torch._C.DisableTorchFunctionSubclass():
             named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
-        found = [(id(tensor), group_of.get(id(tensor))) for _, tensor in named]
-        if found == self._found:
+            found: list[tuple[object, ...]] = [
+                (id(tensor), tensor.dtype, tensor.shape, group_of.get(id(tensor)))
+                for _, tensor in named
+            ]
+        if not found or found == self._found:
             return False
         self.named, self._found = named, found
         return True

@@ -34,7 +34,11 @@ from paceline.architectures.server.exchange.opening import (
 )
 from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
 from paceline.architectures.server.exchange.setup import Meeting, share_rest
-from paceline.architectures.server.seat.updates import server_class, settings_of
+from paceline.architectures.server.seat.updates import (
+    is_elementwise_state,
+    server_class,
+    settings_of,
+)
 from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.trained import Trained, groups_of
@@ -188,7 +192,8 @@ class SynchronousServer:
         )
         self._exchange = Exchange(self._options, self._context, exchanged, self._generation)
         self._is_stale = False
-        """The script trains something else than is exchanged; mended when it steps."""
+        """The script trains something else than is exchanged; mended when the pass is over,
+        or with servers that update when it steps."""
         self._given = [None] * len(named)
         self._steps = 0
         self._tap.attach(exchanged.tensors)
@@ -215,20 +220,25 @@ class SynchronousServer:
     def made(self, index: int) -> None:
         gradient = self._opened.exchanged.tensors[index].grad
         assert gradient is not None
-        if self._streaming is not None and not self._streaming.has_begun:
+        if not self._opened.cutter.made:
             self._is_stale = self._is_stale or self._trained.update()
-            if self._is_given(index, gradient):  # it was added to: the script never clears it
+            was_added_to = self._streaming is not None and self._is_given(index, gradient)
+            if was_added_to:  # the script never clears it
                 self._take_back()
                 self._watch.refuse_servers("it does not clear gradients after a step")
+        if self._is_stale:
+            return
         if self._streaming is None:
             self._opened.cutter.take(index, gradient, mean=True)
-        elif not self._is_stale:
+        else:
             self._streaming.take(index)
 
     def pass_over(self) -> None:
         """Servers only average: after it every `grad` is the mean."""
         if self._streaming is not None:
             return
+        if self._is_stale:
+            self._reopen()
         tensors, cutter = self._opened.exchanged.tensors, self._opened.cutter
         for index, tensor in enumerate(tensors):
             if index not in cutter.made and tensor.grad is not None:  # accumulated before
@@ -275,7 +285,7 @@ class SynchronousServer:
     @torch.no_grad()
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
-        if self._trained.update():
+        if self._is_stale or self._trained.update():
             self._reopen()
         if any(map(self._is_fresh, range(len(self._given)))):
             self.pass_over()
@@ -330,6 +340,8 @@ class SynchronousServer:
             self._watch.refuse_servers("it changes weights outside the optimizer")
         if any(_is_viewed(tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("it holds views of its weights")
+        if any(_has_other_state(optimizer, tensor) for tensor in exchanged.tensors):
+            self._watch.refuse_servers("its optimizer's state is of another type than its weights")
 
     def _foresee(self, *, clips: bool) -> None:
         """No step is needed to show what the loop does. It would be the one that takes most memory,
@@ -401,7 +413,6 @@ class SynchronousServer:
         self._steps, self._streaming = self._streaming.steps, None
         self._returns += 1
         self._watch, self._seen = Watch(), None
-        self._is_stale = False
         self._given = [None] * len(self._given)
 
     def _settings(self) -> Any:
@@ -436,6 +447,12 @@ def _step_hooks(optimizer: Any) -> list[Any]:
     common = sys.modules["torch.optim.optimizer"]
     everywhere = (common._global_optimizer_pre_hooks, common._global_optimizer_post_hooks)
     return [hook for hooks in (before, after, *everywhere) for hook in hooks.values()]
+
+
+def _has_other_state(optimizer: Optimizer, tensor: Tensor) -> bool:
+    """As after `model.double()`: state travels as numbers of its tensor's type."""
+    state = optimizer.state.get(tensor, {}).values()
+    return any(is_elementwise_state(v, tensor.numel()) and v.dtype != tensor.dtype for v in state)
 
 
 def _is_viewed(tensor: Tensor) -> bool:
