@@ -30,6 +30,9 @@ class StepAgain(Exception):  # noqa: N818 - a turn of events
 
 GradientUse = Literal["nothing", "clip"]
 
+AfterBackward = Callable[[Exception | None], None]
+"""Called with what a backward pass raised."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -82,6 +85,9 @@ class Context:
     broke: Callable[[PacelineError], None] = lambda error: None
     """Called with an error that is about to be raised inside a script's step, where the script may
     catch it."""
+
+    after_backward: Callable[[AfterBackward], None] = lambda do: None
+    """Have a function called whenever a backward pass of the script has ended."""
 
     crew: Crew | None = None
     """The workers, where they go on in place without one that is lost."""

@@ -135,11 +135,17 @@ class BucketedArchitecture:
         if isinstance(self._collective, ElasticCollective):
             self._keep(self._collective)
 
+    def pass_broken(self, error: Exception) -> None:
+        """Some buckets may have left, and another worker may have got further: sum as ever."""
+        self.pass_over()
+
     def _begin(self) -> None:
         """Before the first gradient of a pass is filled in: a script may hold on to means of the
         last, and they must stay what they are."""
         if self._has_begun:
             return
+        if any(slot.is_outgrown() for slot in self._slots):
+            self._deal_anew()
         self._has_begun = True
         for bucket in self._buckets:
             if bucket.is_held_on_to():
@@ -227,11 +233,14 @@ class BucketedArchitecture:
         """The script trains something else now: it is dealt to buckets anew."""
         if not self._trained.update():
             return False
+        self._deal_anew()
+        self._tap.attach(self._trained.tensors)
+        return True
+
+    def _deal_anew(self) -> None:
         for slot in self._slots:  # their place goes with its bucket
             slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
         self._deal()
-        self._tap.attach(self._trained.tensors)
-        return True
 
     def _deal(self) -> None:
         tensors, blocks = self._trained.tensors, 1 if self._context.crew is None else 2
@@ -355,6 +364,11 @@ class _Slot:
     def has_mean(self) -> bool:
         gradient = self.tensor.grad
         return gradient is not None and gradient is self.given
+
+    def is_outgrown(self) -> bool:
+        """The tensor has become one of another type or shape (`model.double()`)."""
+        tensor, place = self.tensor, self.place
+        return tensor.dtype != place.dtype or tensor.shape != place.shape
 
     def is_fresh(self) -> bool:
         """This worker's own gradient has not been averaged."""

@@ -46,6 +46,10 @@ class Sink(Protocol):
     def pass_over(self) -> None:
         """A backward pass that made gradients outside `no_sync` has ended."""
 
+    def pass_broken(self, error: Exception) -> None:
+        """The same, by an exception: a script that catches it finds in `grad` what was made until
+        then, as it would alone."""
+
 
 class GradientTap:
     """Hooks on a list of tensors; told again when the list changes.
@@ -67,6 +71,7 @@ class GradientTap:
         self._averaged: set[int] = set()
         """Numbers of the tensors that a hook of the script's finds averaged."""
         self._paused = self._in_pass = False
+        context.after_backward(self._returned)
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
         """Watch these tensors, and no others."""
@@ -161,6 +166,17 @@ class GradientTap:
             if self._averages:
                 self._refuse_late_hooks()
             self._sink.pass_over()
+
+    def _returned(self, raised: Exception | None) -> None:
+        """`backward()` is left. Autograd calls nobody back where it was ended by an exception."""
+        if not self._in_pass or isinstance(raised, PacelineError):
+            return
+        if raised is None:  # inside a pass that the script's own code called for, and caught
+            self._pass_over()
+            return
+        self._in_pass = False
+        with self._remembered, torch.no_grad():
+            self._sink.pass_broken(raised)
 
     def _refuse_late_hooks(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():

@@ -77,7 +77,10 @@ class Trained:
         return self.named[0][1].device
 
     def update(self) -> bool:
-        """Look again; True when something else is trained now."""
+        """Look again; True when something else is trained now, or by other numbers (`double()`).
+
+        Where all is frozen for a while what was trained before still counts, without gradients: an
+        exchange need not be opened for nothing, nor again afterwards."""
         group_of = {
             tensor: (number, place)
             for number, optimizer in enumerate(self.optimizers)
@@ -86,7 +89,7 @@ class Trained:
         with torch._C.DisableTorchFunctionSubclass():
             named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
             found = [(id(t), t.shape, t.dtype, group_of.get(id(t))) for _, t in named]
-        if found == self._found:
+        if not found or found == self._found:
             return False
         self.named, self._found = named, found
         return True

@@ -19,7 +19,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import architectures, spec
-from paceline.architectures.base import Architecture, Context, Follows, GradientUse
+from paceline.architectures.base import (
+    AfterBackward,
+    Architecture,
+    Context,
+    Follows,
+    GradientUse,
+)
 from paceline.architectures.collective import Collective, connect
 from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
@@ -35,7 +41,7 @@ from paceline.record.entries import IN_EVALUATION, NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import gathering, stores
-from paceline.training.backward import before_backward
+from paceline.training.backward import after_backward, before_backward
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.reach import Reach
@@ -79,6 +85,8 @@ class Session:
         """See `Context`; set before `distribute` by a loop that knows."""
         self._trained: list[Trained] = []
         self._passes: list[Passes] = []
+        self._after_backward: list[AfterBackward] = []
+        """Who of the architectures is told that a pass has ended."""
         self._everyone: Collective | None = None
         self.survivors = Survivors(self)
         self._trained_samples = 0
@@ -240,6 +248,7 @@ class Session:
             server_lost=self.survivors.server_lost,
             starts_at=self._starts_at,
             broke=self.remember,
+            after_backward=self._after_backward.append,
             progress=self.survivors.progress,
             makes_again=lambda: self.survivors.makes_again,
             gradient_use=self.gradient_use,
@@ -285,10 +294,16 @@ class Session:
         if self.workers > 1 and number == 0:
             handle = register_optimizer_step_pre_hook(self._meet)
             self._stack.callback(handle.remove)
+        if self._after_backward and number == 0:
+            self._stack.callback(after_backward(self._backward_ended))
         return_freed_memory()
         if self.recorder is not None and self.identity.goes_on and number == self.rank == 0:
             self.recorder.note("all members have met", BEGUN)
         return (model, *optimizers)
+
+    def _backward_ended(self, raised: Exception | None) -> None:
+        for tell in self._after_backward:
+            tell(raised)
 
     def remember(self, error: PacelineError) -> None:
         """An exchange broke inside a step: a script that catches it has trained wrongly, and must

@@ -5,6 +5,7 @@ for a few steps, and leaves a dictionary `result`: name -> numbers, alike on eve
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,21 @@ class Net(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.last(self.encode(inputs))
+
+
+class Breaks(torch.autograd.Function):
+    """Passes values on; `backward` raises where it is told to, as it does when memory runs out."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, breaks: bool) -> Tensor:
+        ctx.breaks = breaks
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.breaks:
+            raise MemoryError("no more")
+        return gradient, None
 
 
 def numbers(*tensors: Tensor | nn.Module | float | Iterable[Tensor]) -> list[float]:

@@ -29,6 +29,10 @@ from paceline.protocol.plan import placement_of
 
 WAY_OUT = "Use them in the first step too: then gradients leave at optimizer.step() in every step."
 
+UNTIL_STEP = (
+    "Run a pass that may fail inside paceline.no_sync(): its gradients leave at optimizer.step()."
+)
+
 
 class AsynchronousServer:
     """One worker's side."""
@@ -143,6 +147,12 @@ class AsynchronousServer:
             watched = self._watch.backward(gradients, settings_of(self._optimizer))
             for tensor, gradient in zip(self._streaming.tensors, watched, strict=True):
                 tensor.grad = gradient
+
+    def pass_broken(self, error: Exception) -> None:
+        if self._at_step:
+            self.pass_over()
+        else:
+            self._streaming.refuse_broken_pass(error, UNTIL_STEP)
 
     # What the optimizer asks for: it is with the servers.
 

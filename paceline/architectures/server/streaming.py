@@ -167,6 +167,14 @@ class Streaming:
         assert gradient is not None
         self._cutter.take(index, gradient, hold=self._holds)
 
+    def refuse_broken_pass(self, error: Exception, way_out: str) -> None:
+        """A backward pass was ended by an exception: what has left counts, wherever it got to."""
+        if self.has_begun:
+            raise ExchangeError(
+                f"backward() raised {type(error).__name__} when some of its gradients had gone to "
+                f"the servers, which cannot be undone. {way_out}"
+            )
+
     def record(self, recorded: Sequence[Recorded]) -> "Replay | None":
         """Prepare for gradients that recorded passes make in each step; None where it cannot be."""
         number = {id(tensor): index for index, tensor in enumerate(self.tensors)}

@@ -35,7 +35,11 @@ from paceline.architectures.server.exchange.opening import (
 )
 from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
 from paceline.architectures.server.exchange.setup import Meeting, share_rest
-from paceline.architectures.server.seat.updates import server_class, settings_of
+from paceline.architectures.server.seat.updates import (
+    is_elementwise_state,
+    server_class,
+    settings_of,
+)
 from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.watching import Style, Watch
 from paceline.architectures.server.weights import WAY_OUT
@@ -197,7 +201,8 @@ class SynchronousServer:
         )
         self._exchange = Exchange(self._options, self._context, exchanged, self._opening)
         self._is_stale = False
-        """The script trains something else than is exchanged; mended when it steps."""
+        """The script trains something else than is exchanged; mended when the pass is over,
+        or with servers that update when it steps."""
         self._given = [None] * len(named)
         self._steps = 0
         self._tap.attach(exchanged.tensors)
@@ -224,20 +229,25 @@ class SynchronousServer:
     def made(self, index: int) -> None:
         gradient = self._opened.exchanged.tensors[index].grad
         assert gradient is not None
-        if self._streaming is not None and not self._streaming.has_begun:
+        if not self._opened.cutter.made:
             self._is_stale = self._is_stale or self._trained.update()
-            if self._is_given(index, gradient):  # it was added to: the script never clears it
+            was_added_to = self._streaming is not None and self._is_given(index, gradient)
+            if was_added_to:  # the script never clears it
                 self._take_back()
                 self._watch.refuse_servers("it does not clear gradients after a step")
+        if self._is_stale:
+            return
         if self._streaming is None:
             self._opened.cutter.take(index, gradient, mean=True)
-        elif not self._is_stale:
+        else:
             self._streaming.take(index)
 
     def pass_over(self) -> None:
         """Servers only average: after it every `grad` is the mean."""
         if self._streaming is not None:
             return
+        if self._is_stale:
+            self._reopen()
         tensors, cutter = self._opened.exchanged.tensors, self._opened.cutter
         for index, tensor in enumerate(tensors):
             if index not in cutter.made and tensor.grad is not None:  # accumulated before
@@ -260,6 +270,12 @@ class SynchronousServer:
         self._has_passed = True
         self._given = [None if mean is None else weakref.ref(mean) for mean in means]
         self._versions = [0 if mean is None else mean._version for mean in means]
+
+    def pass_broken(self, error: Exception) -> None:
+        if self._streaming is not None:
+            self._streaming.refuse_broken_pass(error, WAY_OUT)
+        else:
+            self.pass_over()
 
     def _compare_weights(self, tensors: Sequence[Tensor]) -> None:
         """The servers have no weights of their own to tell that a worker's have become others."""
@@ -333,6 +349,8 @@ class SynchronousServer:
             self._watch.refuse_servers("it changes weights outside the optimizer")
         if any(_is_viewed(tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("it holds views of its weights")
+        if any(_has_other_state(optimizer, tensor) for tensor in exchanged.tensors):
+            self._watch.refuse_servers("its optimizer's state is of another type than its weights")
 
     def _foresee(self, *, clips: bool) -> None:
         """No step is needed to show what the loop does. It would be the one that takes most memory,
@@ -447,6 +465,13 @@ def _step_hooks(optimizer: Any) -> list[Any]:
     common = sys.modules["torch.optim.optimizer"]
     everywhere = (common._global_optimizer_pre_hooks, common._global_optimizer_post_hooks)
     return [hook for hooks in (before, after, *everywhere) for hook in hooks.values()]
+
+
+def _has_other_state(optimizer: Optimizer, tensor: Tensor) -> bool:
+    """As after `model.double()`: state travels as numbers of its tensor's type."""
+    state, size = optimizer.state.get(tensor, {}), tensor.numel()
+    kept = [value for name, value in state.items() if is_elementwise_state(name, value, size)]
+    return any(value.dtype != tensor.dtype for value in kept)
 
 
 def _is_viewed(tensor: Tensor) -> bool:

@@ -376,7 +376,7 @@ def _open_post(
     kind = ZeroMqPost if exposed and options.encrypt else StreamPost
     post: Post[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
     if plan.seat_of(identity.name) is not None:
-        chunk_bytes = max(chunk.size_bytes for chunk in plan.layout.chunks)
+        chunk_bytes = max((chunk.size_bytes for chunk in plan.layout.chunks), default=0)
         post.largest_bytes = max(4 << 20, 2 * chunk_bytes)  # top-k sends places beside values
         endpoint = post.bind("" if plan.rules.shared else identity.address)
         meeting.leave(f"post/{identity.name}", endpoint)

@@ -1,0 +1,28 @@
+"""A backward pass breaks off on all workers, and its batch is skipped."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Breaks, Net, loader, numbers
+
+EXPECTED = {
+    "average:every=1": "equal",
+    "server*": "refused: backward() raised MemoryError",
+    "server:mode=*": "refused: Run a pass that may fail inside paceline.no_sync()",
+}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
+    optimizer.zero_grad()
+    out = model.last(Breaks.apply(model.encode(x), step in (4, 7)))
+    try:
+        F.mse_loss(out, y).backward()
+    except MemoryError:
+        continue
+    optimizer.step()
+result = {"weights": numbers(model)}

@@ -1,0 +1,24 @@
+"""Backward passes break off on all workers, one in the first step."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Breaks, Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
+    optimizer.zero_grad()
+    out = model.last(Breaks.apply(model.encode(x), step in (0, 4)))
+    try:
+        F.mse_loss(out, y).backward()
+    except MemoryError:
+        continue
+    optimizer.step()
+result = {"weights": numbers(model)}

@@ -1,0 +1,24 @@
+"""A step is taken with what a broken backward pass has made."""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Breaks, Net, loader, numbers
+
+EXPECTED = {"average:every=1": "equal", "server*": "refused: backward() raised MemoryError"}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
+    optimizer.zero_grad()
+    out = model.last(Breaks.apply(model.encode(x), step in (0, 4)))
+    with contextlib.suppress(MemoryError):
+        F.mse_loss(out, y).backward()
+    optimizer.step()
+result = {"weights": numbers(model)}

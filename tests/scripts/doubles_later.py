@@ -1,0 +1,26 @@
+"""The model is trained in double precision from a later step on."""
+
+import torch
+import torch.nn.functional as F
+
+import paceline
+from tests.scripts.toy import Net, loader, numbers
+
+EXPECTED = {
+    "average:every=1": "equal",
+    "server*mode=*": "refused: the script changes weights outside the optimizer",
+}
+
+paceline.init()
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = paceline.distribute(model, optimizer)
+for step, (x, y) in enumerate(paceline.shard(loader(), batch="global")):
+    optimizer.zero_grad()
+    if step >= 4:
+        model.double()
+        x, y = x.double(), y.double()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+result = {"weights": numbers(model)}
