@@ -16,6 +16,7 @@ from paceline.launch.faults import Faults, check_faults
 from paceline.launch.losses import check_on_loss
 from paceline.launch.restarts import live
 from paceline.launch.watching import watch
+from paceline.protocol import plan
 from paceline.record import RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 
@@ -82,8 +83,10 @@ def _named(experiment: spec.Experiment, table: dict[str, str]) -> Any:
 
 
 def check_here(experiment: spec.Experiment) -> None:
-    """Raise SpecError for what would silently not happen on this machine."""
+    """Raise SpecError for what would silently not happen on this machine, or cannot work here."""
     check_faults(experiment)
+    if isinstance(experiment.architecture, spec.Server):
+        plan.check(experiment.architecture, plan.written_shape(experiment))
 
 
 def here(

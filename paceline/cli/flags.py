@@ -81,6 +81,9 @@ def numbers(text: str | None, where: str) -> list[int] | None:
     return [int(word) for word in found]
 
 
+FLAGS = {"engine": "--on"}
+"""Those that are not named as the field they give."""
+
 NOT_ZERO = ("batch", "global_batch", "steps", "epochs", "one_device")
 """In a file 0 means "left out"; who writes a flag means something."""
 
@@ -121,4 +124,11 @@ def experiment(base: spec.Experiment, flags: dict[str, Any]) -> spec.Experiment:
         given["global_batch"] = 0
     if given.get("global_batch") and base.workload.batch:
         given["batch"] = 0
-    return spec.replace(base, **given)
+    try:
+        return spec.replace(base, **given)
+    except SpecError as error:
+        name = error.where.rpartition(".")[2].rpartition(" ")[2]
+        if error.where.startswith("experiment, ") and name in given:
+            flag = f"--{name.replace('_', '-')}"
+            raise SpecError(FLAGS.get(name, flag), error.problem, error.fix) from None
+        raise

@@ -227,16 +227,21 @@ def run_as_member(experiment: spec.Experiment) -> None:
 
 def join(experiment: spec.Experiment, target: str, given: Sequence[str]) -> NoReturn:
     """Become the script, as one more worker of a job that runs."""
+    from paceline.training.joining import check as check_joins
+
     if given:
         problem = f"--{given[0]} does not go with it: a worker that joins does as the others do."
         raise SpecError("--join", problem, "leave it out.")
     script = experiment.workload.script
     assert script is not None, "this experiment is a script"
     check_script(script)
-    invitation = joining.read_invitation(target, os.environ)
+    told = joining.to_environment(joining.read_invitation(target, os.environ))
+    newcomer = joining.identify(told)
+    assert newcomer is not None, "it was invited"
+    check_joins(newcomer)
     foreign = (*TORCH_VARIABLES, "PACELINE_MEMBER")
     inherited = {name: value for name, value in os.environ.items() if name not in foreign}
-    environment = {**inherited, **joining.to_environment(invitation)}
+    environment = {**inherited, **told}
     os.execve(sys.executable, [sys.executable, *script.line], environment)
 
 

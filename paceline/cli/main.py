@@ -104,12 +104,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PacelineError as error:
         fail(str(error), error.exit_status)
     except _UsageError as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "paceline"
-        fail(f"{error.format_message()}\n  fix: see `{command} --help`.", 2)
+        fail(_misuse(error), 2)
     except (_EndedError, KeyboardInterrupt, typer.Abort) as error:
         sys.exit(_say_why(error.__cause__))
     sys.exit(status or 0)
+
+
+def _misuse(error: Any) -> str:
+    """What is wrong with an argument, in words: Typer's own tell neither what was given nor what
+    was expected where that is a number."""
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    kind = problems[0]["type"] if problems else ""
+    expected = {"int_parsing": "a whole number", "float_parsing": "a number"}.get(kind)
+    flag = max(getattr(getattr(error, "param", None), "opts", ()), key=len, default="")
+    if expected is not None and flag:
+        given = problems[0]["input"]
+        return f'{flag}: "{given}" is not {expected}.\n  fix: write {expected}.'
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "paceline"
+    return f"{error.format_message()}\n  fix: see `{command} --help`."
 
 
 def _say_why(asked: BaseException | None) -> int:

@@ -74,7 +74,7 @@ def against_bytes(evidence: Evidence) -> Iterator[Action]:
         )
     else:
         less = scaled_links(needs, 0.75)
-    half = msgspec.structs.replace(kind, compression="bf16")
+    half = kind.changed(compression="bf16")
     text = "send gradients in half the bytes: compression=bf16"
     yield Action(text=text, gain=gain(needs, less), change=architecture_of(half))
 
@@ -212,7 +212,7 @@ def no_compression(evidence: Evidence) -> Action:
     low, high = step_range(needs, plain)
     encoding, step = min(compression_seconds(facts), needs.exposed), needs.step + needs.paused
     promised = spared(needs, step - high + encoding / 2, step - low + encoding)
-    change = architecture_of(msgspec.structs.replace(kind, compression="none")) if kind else {}
+    change = architecture_of(kind.changed(compression="none")) if kind else {}
     return Action(text="leave compression out", gain=promised, change=change)
 
 

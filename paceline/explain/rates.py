@@ -31,7 +31,7 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
         text = f"lower the learning rate {to}: gradients are {stale:.1f} updates "
         text += "old, and each counts as if it were fresh"
         yield Action(text=text, change=_with_rate(evidence.facts, rate / factor))
-        sync = msgspec.structs.replace(kind, mode="sync", staleness_aware=False)
+        sync = kind.changed(mode="sync")
         yield Action(
             text="or let workers wait for each other: mode=sync", change=architecture_of(sync)
         )

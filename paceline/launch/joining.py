@@ -12,6 +12,7 @@ import msgspec
 
 from paceline.errors import SpecError
 from paceline.launch.identity import Identity
+from paceline.record import RunFolder
 
 FILE = "join.json"
 VARIABLE = "PACELINE_JOIN"
@@ -41,14 +42,17 @@ def read_invitation(text: str, environ: Mapping[str, str]) -> Invitation:
     """What `--join` names: a run folder, or HOST:PORT."""
     path = Path(text)
     if path.is_dir():
+        fix = "name the folder of a job that `paceline run` has started and that still runs."
         try:
-            return msgspec.json.decode((path / FILE).read_bytes(), type=Invitation)
+            found = msgspec.json.decode((path / FILE).read_bytes(), type=Invitation)
         except (OSError, msgspec.MsgspecError):
             problem = f"no job runs in {text} that could be joined from here."
-            fix = "name the folder of a job that `paceline run` has started and that still runs."
             raise SpecError("--join", problem, fix) from None
+        if RunFolder(path).launcher_is_gone:
+            raise SpecError("--join", f"the job in {text} was killed, and nobody answers.", fix)
+        return found
     address, colon, port = text.rpartition(":")
-    if not (address and colon and port.isdigit()):
+    if not (address and colon and port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
         problem = f'"{text}" is neither a run folder nor an address.'
         raise SpecError(
             "--join", problem, "name the folder of a run, or the coordinator HOST:PORT."

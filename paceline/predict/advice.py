@@ -331,7 +331,7 @@ def _compression(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
     assert isinstance(experiment.architecture, spec.Server)
     if any(host.link for host in experiment.cluster.hosts):
         return ""  # there is no one rate of links to speak of
-    packed = msgspec.structs.replace(experiment.architecture, compression="fp16")
+    packed = experiment.architecture.changed(compression="fp16")
     paying = []
     for gbit in (0.3, 1, 3, 10, 30):
         plain = spec.replace(experiment, link=f"{gbit}gbit")

@@ -253,6 +253,9 @@ class Lost(Event, frozen=True, gc=False):
     ended: bool = False
     """The seat in this process knows that it had finished."""
 
+    step: int | None = None
+    """The one that the worker in this process is in; None where there is none."""
+
 
 class Served(Event, frozen=True, gc=False):
     """Servers are about to be given weights and state from outside."""

@@ -439,6 +439,12 @@ class ExchangeMachine:
         leave = Leave(self.worker, self.step, self.generation, self._losses.sealed)
         return self._to_seats(leave)
 
+    @property
+    def present_step(self) -> int:
+        """The step whose answers it waits for, or else the next."""
+        waits = any(isinstance(asked, Push) for asked in self._outstanding.values())
+        return self.step - (waits and self._made == 0)
+
     def _lose_seat(self, member: str) -> list[Action]:
         """Tell the seats that are left what is here of its chunks, and go on with them."""
         lost = f"{member} was lost in step {self.step}"

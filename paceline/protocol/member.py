@@ -22,6 +22,10 @@ from paceline.protocol.seat import SeatMachine
 class Machine(Protocol):
     """The worker's side of any architecture."""
 
+    @property
+    def present_step(self) -> int:
+        """The step whose answers it waits for, or else the next."""
+
     def handle(self, event: Message | Event) -> list[Action]:
         """Called with what happened; returns what is to be done about it, in order."""
 
@@ -80,7 +84,8 @@ class Member:
         if self.seat is not None:
             is_worker = member.startswith("worker")
             ended = is_worker and self.seat.roster.has_ended(int(member.removeprefix("worker")))
-            self._act_for_seat(Lost(member))
+            beside = None if self.worker is None else self.worker.present_step
+            self._act_for_seat(Lost(member, step=beside))
         if self.worker is not None:
             self._act_for_worker(Lost(member, ended))
 

@@ -238,9 +238,6 @@ def check(options: spec.Server, shape: Shape) -> None:
     if options.mode == "quorum" and quorum_of(options, shape.workers) > shape.workers:
         problem = f"quorum = {options.quorum} of {shape.workers} workers."
         raise SpecError(WHERE, problem, f"write at most {shape.workers}.")
-    if options.update == "worker" and not options.exclusive:
-        problem = f"update = worker with mode = {options.mode}: weights would drift apart."
-        raise SpecError(WHERE, problem, "leave update out, or write mode=sync.")
     if shape.goes_on and workers_serve(options, shape):
         why = why_no_second_homes(options, shape)
         if why:

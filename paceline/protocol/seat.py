@@ -71,6 +71,9 @@ from paceline.protocol.steps import Slot
 class SeatMachine(Chunks):
     """One seat: the chunks it holds, and who makes their steps."""
 
+    _step_beside: int | None = None
+    """The step of the worker in this process when the last loss was heard of."""
+
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
             case Push():
@@ -102,6 +105,7 @@ class SeatMachine(Chunks):
             case Join() | Admitted():
                 return self._join(event)
             case Lost():
+                self._step_beside = event.step
                 return self._lose(event.member)
             case Doubt():
                 cuts = self._losses.decided(event.workers)
@@ -428,5 +432,12 @@ class SeatMachine(Chunks):
     def _check_goes_on(self, worker: int) -> None:
         reason = self.rules.cannot_go_on(worker, len(self.roster.present - {worker}))
         if reason:
-            last = min((slot.seen.get(worker, -1) for slot in self._slots.values()), default=-1)
-            raise ExchangeError(f"worker{worker} was lost in step {last + 1}, and {reason}.")
+            raise ExchangeError(f"worker{worker} was lost{self._when(worker)}, and {reason}.")
+
+    def _when(self, worker: int) -> str:
+        """In which step; where nothing is served here, and all take the same one, that of the
+        worker in this process."""
+        step = self._step_beside if self.rules.exclusive else None
+        if self._slots:
+            step = min(slot.seen.get(worker, -1) for slot in self._slots.values()) + 1
+        return "" if step is None else f" in step {step}"

@@ -117,14 +117,16 @@ class RunFolder:
     def summary(self) -> Summary:
         """The summary as far as it is known; a run whose launcher is gone no longer runs."""
         found = _decode(self.path / "run.json", Summary)
-        if found.status == "running" and self._launcher_is_gone():
+        if found.status == "running" and self.launcher_is_gone:
             found = _decode(self.path / "run.json", Summary)  # its last act may be to write it
             if found.status == "running":
                 failed = any(member.status == "failed" for member in self.members())
                 found.status = "failed" if failed else "killed"
         return found
 
-    def _launcher_is_gone(self) -> bool:
+    @property
+    def launcher_is_gone(self) -> bool:
+        """It has certainly ended, well or not."""
         path = self.path / "launcher.json"
         return path.is_file() and is_gone(_decode(path, Launcher))
 

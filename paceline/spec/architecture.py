@@ -4,13 +4,16 @@
 and `mode = "async"` give the same thing.
 """
 
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from paceline.errors import SpecError, suggest
-from paceline.spec.base import LARGEST_QUANTITY, Spec, check_numbers, require
+from paceline.spec.base import LARGEST_QUANTITY, Spec, check_numbers, expected, require
 from paceline.units import parse_bytes
+
+LEAST_CHUNK_BYTES = 64
+"""Below it a message about a chunk is larger than the chunk: most likely a unit was left out."""
 
 Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
 
@@ -124,7 +127,7 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     staleness_aware: bool = False
     """`async` and `bounded`: divide the learning rate of each update by 1 + its staleness."""
 
-    quorum: int = 0
+    quorum: int | None = None
     """`quorum`: how many workers' gradients make a step; all but one when left out."""
 
     placement: Literal["dedicated", "colocated", "optimal"] = "dedicated"
@@ -147,21 +150,49 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     compression: Compression = "none"
     topk_fraction: float = 0.01
 
+    _needs: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "staleness": ("mode", ("bounded",)),
+        "staleness_aware": ("mode", ("async", "bounded")),
+        "quorum": ("mode", ("quorum",)),
+        "topk_fraction": ("compression", ("topk",)),
+    }
+    """Options that have an effect with some values of another one only."""
+
     def __post_init__(self) -> None:
         where = "architecture server"
         problem = f"staleness = {self.staleness} is negative."
         require(self.staleness >= 0, where, problem, "write 0 (equal to sync) or more.")
-        problem = f"staleness_aware with mode = {self.mode}: no update is stale."
-        stale = self.mode in ("async", "bounded") or not self.staleness_aware
-        require(stale, where, problem, "leave it out, or write mode=async or mode=bounded.")
         problem = f"window = {self.window} is not at least 1."
         require(self.window >= 1, where, problem, "write 2.")
-        problem = f"quorum = {self.quorum} is negative."
-        require(self.quorum >= 0, where, problem, "write how many workers' gradients count.")
+        problem = f"quorum = {self.quorum} is not at least 1."
+        enough = self.quorum is None or self.quorum >= 1
+        require(enough, where, problem, "write how many workers' gradients count.")
         problem = f"topk_fraction = {self.topk_fraction:g} is not in (0, 1]."
         require(0 < self.topk_fraction <= 1, where, problem, "write 0.01 for one percent.")
-        if self.chunk != "auto":
-            parse_bytes(self.chunk, "architecture server, chunk")
+        size = self.chunk_bytes
+        problem = f"chunk = {self.chunk} is less than {LEAST_CHUNK_BYTES} bytes."
+        fits = size is None or size >= LEAST_CHUNK_BYTES
+        require(fits, where, problem, "write it with its unit, as 256KiB, or leave it out.")
+        problem = f"update = worker with mode = {self.mode}: weights would drift apart."
+        together = self.update != "worker" or self.exclusive
+        require(together, where, problem, "leave update out, or write mode=sync.")
+        self._refuse_without_effect(where)
+
+    def _refuse_without_effect(self, where: str) -> None:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(Server)}
+        for name, (other, values) in self._needs.items():
+            given, beside = getattr(self, name), getattr(self, other)
+            problem = f"{name} = {_option(given)} has no effect with {other} = {beside}."
+            fix = f"leave it out, or write {' or '.join(f'{other}={value}' for value in values)}."
+            require(given == defaults[name] or beside in values, where, problem, fix)
+
+    def changed(self, **options: Any) -> "Server":
+        """The same with other options, without those that have no effect beside them."""
+        fields = {**msgspec.structs.asdict(self), **options}
+        for name, (other, values) in self._needs.items():
+            if fields[other] not in values:
+                del fields[name]
+        return Server(**fields)
 
     @property
     def chunk_bytes(self) -> int | None:
@@ -370,8 +401,10 @@ def parse_architecture(text: str, where: str = "--architecture") -> Architecture
         check_numbers(made, where)
         return made
     except msgspec.ValidationError as error:
-        problem = f'"{text}": {_plain(str(error))}.'
-        raise SpecError(where, problem, f"{name} takes {_options(kind)}.") from None
+        key = str(error).rpartition("$.")[2].rstrip("`")
+        types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        problem = f'"{fields[key]}" is no value of {key}, an option of {name}.'
+        raise SpecError(where, problem, f"write {expected(types[key])}.") from None
 
 
 def format_architecture(architecture: Architecture) -> str:
@@ -384,17 +417,3 @@ def format_architecture(architecture: Architecture) -> str:
 
 def _option(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _options(kind: type[Architecture]) -> str:
-    """What an architecture may be given, "schedule=gpipe|1f1b, loops=NUMBER"."""
-    words = {int: "NUMBER", float: "NUMBER", bool: "true|false"}
-    return ", ".join(
-        f"{field.name}={'|'.join(map(str, get_args(field.type))) or words.get(field.type, '…')}"
-        for field in msgspec.structs.fields(kind)
-    )
-
-
-def _plain(message: str) -> str:
-    """msgspec's message without its JSON path, which means nothing on a command line."""
-    return message.replace(" - at `$.", " for `").replace("Expected ", "expected ")

@@ -1,5 +1,8 @@
 """What all user-written structures share: frozen, keyword-only, unknown keys refused."""
 
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
 import msgspec
 
 from paceline.errors import SpecError
@@ -39,3 +42,18 @@ def require(condition: bool, where: str, problem: str, fix: str) -> None:
     """Raise SpecError unless `condition` holds."""
     if not condition:
         raise SpecError(where, problem, fix)
+
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def expected(kind: Any) -> str:
+    """What a field of this type takes, in words: "stop or continue", "a whole number"."""
+    if get_origin(kind) is Literal:
+        *others, last = map(str, get_args(kind))
+        return f"{', '.join(others)} or {last}" if others else last
+    if isinstance(kind, UnionType):
+        return " or ".join(expected(one) for one in kind.__args__ if one is not NoneType)
+    if get_origin(kind) is tuple:
+        return f"a list, each of it {expected(get_args(kind)[0])}"
+    return WORDS.get(kind, "a table")

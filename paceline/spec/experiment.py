@@ -19,7 +19,7 @@ from paceline.spec.architecture import (
     architecture_name,
 )
 from paceline.spec.architecture import parse_architecture as parse_architecture
-from paceline.spec.base import Spec, check_numbers, require
+from paceline.spec.base import Spec, check_numbers, expected, require
 from paceline.spec.cluster import Cluster
 from paceline.spec.faults import Fault
 from paceline.spec.prediction import Prediction
@@ -64,6 +64,12 @@ class Experiment(Spec, frozen=True, kw_only=True):
         if isinstance(kind, Replicated):
             fix = f"write replicated:devices={cluster.workers}, which is one process with several."
         require(alone, where, problem, fix)
+        problem = f"a script cannot be {name}: its stages are cut from a built-in model."
+        fix = (
+            "choose ring or server, or a built-in model: `paceline train --architecture pipeline`."
+        )
+        fits = self.workload.script is None or kind.takes_scripts
+        require(fits, "--architecture", problem, fix)
         if isinstance(kind, Server):
             self._check_server(kind)
         problem = f"servers = {cluster.servers}, but {name} has no servers."
@@ -115,7 +121,7 @@ class Experiment(Spec, frozen=True, kw_only=True):
         fix = "leave servers out, or write placement=dedicated."
         require(not (colocated and cluster.servers), where, problem, fix)
         problem = f"quorum = {kind.quorum} of {cluster.workers} workers."
-        fits = kind.quorum <= cluster.workers
+        fits = (kind.quorum or 0) <= cluster.workers
         require(fits, where, problem, "ask for at most as many as there are workers.")
 
     @property
@@ -156,9 +162,27 @@ def from_tables(tables: dict[str, Any], where: str) -> Experiment:
         if isinstance(error.__cause__, SpecError):
             raise error.__cause__ from None
         message, _, place = str(error).partition(" - at `$.")
-        named = f"{where}, {place.rstrip('`')}" if place else where
-        fix = "write what is expected; `paceline train --help` tells of flags with the same names."
-        raise SpecError(named, f"{message}.", fix) from None
+        raise _misfit(tables, message, place.rstrip("`"), where) from None
+
+
+def _misfit(tables: dict[str, Any], message: str, place: str, where: str) -> SpecError:
+    """The error for a value of another kind than its field's; `place` is where msgspec saw it."""
+    value: Any = tables
+    kind: Any = Experiment
+    for key in place.split("."):
+        if not (isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Spec)):
+            break
+        value = value.get(key)
+        kind = {field.name: field.type for field in msgspec.structs.fields(kind)}.get(key)
+    else:
+        problem = f"{_shown(value)} is no value of it."
+        return SpecError(f"{where}, {place}", problem, f"write {expected(kind)}.")
+    fix = "write what is expected; `paceline train --help` tells of flags with the same names."
+    return SpecError(f"{where}, {place}" if place else where, f"{message}.", fix)
+
+
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -68,6 +68,7 @@ class Ledger:
             )
             raise SpecError("shard", problem, fix)
         self.latest, self.is_spent = handed, False
+        session.shares_batches = True
         session.gradients.scale_by(scale)
         return handed
 

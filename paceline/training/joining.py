@@ -1,20 +1,30 @@
 """How a worker gets into a job that runs: what the job says of itself, and a number of its own.
 
-Weights and the step to start at come from the servers (`protocol/admission.py`).
+Weights and the step to start at come from the servers (`protocol/admission.py`). By then all that
+can be known is checked: a worker that has a place and fails is lost to the others.
 """
 
+import contextlib
 import platform
+import time
 from pathlib import Path
 
 import msgspec
 from torch._C._distributed_c10d import Store
 
 from paceline import spec
-from paceline.errors import SpecError
-from paceline.launch import Identity
+from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
+from paceline.launch import Identity, doctor
 from paceline.training import stores
 
 KEY = "job"
+OBSTACLE = "newcomers"
+"""Why the script of worker 0 takes none, as its steps have shown; empty where it does."""
+
+UNDIVIDED = "takes batches that paceline.shard did not divide"
+REACH_SECONDS = 3.0
+AGAIN_SECONDS = 0.2
+WHERE = "--join"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +59,23 @@ def announce(store: Store, identity: Identity, options: spec.Architecture) -> No
     store.set(KEY, msgspec.json.encode(job).decode())
 
 
+def check(identity: Identity) -> None:
+    """Raise SpecError where the job at the coordinator of `identity` cannot take a worker in, or
+    nobody answers there: before a script is started that would find that out."""
+    there = identity.coordinator
+    if problem := _unreached(there):
+        fix = "name the run folder, or the coordinator HOST:PORT, of a job that runs."
+        raise SpecError(WHERE, f"nobody answers at {there} ({problem}).", fix)
+    try:
+        store = stores.open_store(identity)
+        assert store is not None, "there are others"
+        with contextlib.closing(store):
+            _look(store, identity)
+    except (DeadlineError, ExchangeError, MissingError) as error:
+        fix = "check the address, and that PACELINE_KEY is the job's."
+        raise SpecError(WHERE, f"no job at {there} takes this worker in: {error}", fix) from error
+
+
 def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
     """Find the job at the coordinator of `identity`; who this worker is there.
 
@@ -56,8 +83,7 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
     """
     store = stores.open_store(identity)
     assert store is not None, "there are others"
-    job = msgspec.json.decode(stores.agree(store, identity, KEY, None), type=Job)
-    _check(job, identity)
+    job = _look(store, identity)
     index = job.workers + store.add("joined", 1) - 1
     is_here = job.host == platform.node()
     known = msgspec.structs.replace(
@@ -76,8 +102,30 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
     return known, job.architecture, store
 
 
+def _unreached(there: str) -> str:
+    """Empty once somebody listens there; a job that starts may need a moment for it."""
+    address, _, port = there.rpartition(":")
+    end = time.monotonic() + REACH_SECONDS
+    while problem := doctor.reach(address, int(port), REACH_SECONDS):
+        if time.monotonic() >= end:
+            break
+        time.sleep(AGAIN_SECONDS)
+    return problem
+
+
+def _look(store: Store, identity: Identity) -> Job:
+    """What the job says of itself, once it has taken a step; SpecError where it is closed."""
+    job = msgspec.json.decode(stores.agree(store, identity, KEY, None), type=Job)
+    _check(job, identity)
+    if why := stores.agree(store, identity, OBSTACLE, None):
+        problem = f"the job's script {why}: there is no part for one more worker."
+        fix = "let it shard one loader and train one model, or start it with all its workers."
+        raise SpecError(WHERE, problem, fix)
+    return job
+
+
 def _check(job: Job, identity: Identity) -> None:
-    name, where = spec.format_architecture(job.architecture), "--join"
+    name, where = spec.format_architecture(job.architecture), WHERE
     if not (job.architecture.takes_newcomers and job.servers):
         problem = f"the job trains by {name} with {job.servers} servers: its workers stay the same."
         fix = "start it with dedicated servers: --architecture server --servers 1."

@@ -63,6 +63,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
     session.survivors.makes_again = session.options.exclusive
     session.gradient_use = "clip" if workload.clip_norm else "nothing"
+    session.shares_batches = True
     session.distribute(model, optimizer)
     if emulated is not None:
         skip_updates(optimizer)

@@ -40,7 +40,7 @@ from paceline.record import RunFolder, Step
 from paceline.record.entries import IN_EVALUATION, NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
-from paceline.training import gathering, stores
+from paceline.training import gathering, joining, stores
 from paceline.training.backward import after_backward, before_backward
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
@@ -91,6 +91,10 @@ class Session:
         self.survivors = Survivors(self)
         self._trained_samples = 0
         self._sharded = 0
+        self.shares_batches = False
+        """It trains on batches that are divided among those who are there."""
+        self._closed_to_newcomers = ""
+        self._told_newcomers: str | None = None
         self._folder = folder
         self._stack = ExitStack()
         self._loss: Tensor | None = None
@@ -269,6 +273,8 @@ class Session:
         if self.has_joined and self._trained:
             problem = "a worker that joined trains one model, and this is the second."
             raise SpecError("distribute", problem, "start the job with all its workers.")
+        if self._trained:
+            self.close_to_newcomers("trains several models")
         number, trained = len(self._trained), Trained(model, optimizers)
         if trained.device.type == "cuda" and not self._trained:
             self.clock = DeviceClock()
@@ -382,6 +388,7 @@ class Session:
             raise SpecError(
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
+        self.close_to_newcomers("calls mean() or barrier(), which are over those who began")
         together = self._together()
         while True:
             total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
@@ -408,6 +415,19 @@ class Session:
     def count_shard(self) -> None:
         """The script divides a loader among the workers."""
         self._sharded += 1
+
+    def close_to_newcomers(self, why: str) -> None:
+        """Nobody can join any more: of the script, `why`. The first reason is the one told."""
+        self._closed_to_newcomers = self._closed_to_newcomers or why
+
+    def _tell_newcomers(self) -> None:
+        """Worker 0 leaves word of what its steps have shown, for those who ask for a place."""
+        why = self._closed_to_newcomers or ("" if self.shares_batches else joining.UNDIVIDED)
+        if why == self._told_newcomers or self.rank != 0 or not self.identity.servers:
+            return
+        assert self.store is not None, "a job with servers has a store"
+        self.store.set(joining.OBSTACLE, why)
+        self._told_newcomers = why
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Give the record this worker's loss of the current step: the mean over its samples."""
@@ -499,6 +519,7 @@ class Session:
         for passes in self._passes:
             passes.samples = 0
         self.survivors.divide_anew()
+        self._tell_newcomers()
         if len(self.recent) == SETTLED_STEPS:
             return_freed_memory()
 

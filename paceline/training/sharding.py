@@ -120,9 +120,9 @@ def shard(
     ledger = _ledgers.setdefault(session, Ledger(session))
     ledger.num_loaders += 1
     name = f"shard/{ledger.num_loaders}"
-    if session.has_joined:
-        _check_joined(loader, ledger.num_loaders)
-    else:
+    if what := _cannot_be_entered(loader, ledger.num_loaders):
+        _refuse_joined(session, what)
+    if not session.has_joined:
         _compare(session, name, _describe(loader, batch))
     portions = _portions(loader, session, name, batch == "per-worker", shares, seed)
     ledger.is_needed |= not portions.is_even
@@ -194,15 +194,23 @@ def _check(loader: Any, batch: str) -> None:
         raise SpecError("shard", problem, fix)
 
 
-def _check_joined(loader: DataLoader[Any], number: int) -> None:
-    """One who joins goes on where the others are in the one loader that is trained on."""
+def _cannot_be_entered(loader: DataLoader[Any], number: int) -> str:
+    """What one who joins cannot go on inside; empty for the one loader that is trained on, where
+    it finds the place of the others."""
+    if number > 1:
+        return "a second loader"
     plain = type(loader.batch_sampler) is BatchSampler
     sampler = loader.batch_sampler.sampler if plain else loader.sampler  # type: ignore[union-attr]
     is_known = type(sampler) is SequentialSampler
     if type(sampler) is RandomSampler:
         is_known = sampler.generator is None
-    if not (plain and is_known) or number > 1:
-        what = "a second loader" if number > 1 else f"a loader with {type(sampler).__name__}"
+    return "" if plain and is_known else f"a loader with {type(sampler).__name__}"
+
+
+def _refuse_joined(session: Session, what: str) -> None:
+    """Nobody joins a script that shards this; one who has must not train."""
+    session.close_to_newcomers(f"shards {what}")
+    if session.has_joined:
         problem = f"this worker joined a job that ran, and cannot go on inside {what}."
         fix = "shard one DataLoader, shuffled or in order, whose generator is torch's own."
         raise SpecError("shard", problem, fix)

@@ -8,14 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline import spec
 from paceline.errors import SpecError
 from paceline.launch import Identity, joining
 from paceline.record import RunFolder
+from paceline.record.state import this_process
 from paceline.training import stores
-from paceline.training.joining import announce, join
+from paceline.training.joining import OBSTACLE, UNDIVIDED, announce, check, join
 from tests.architectures.by_hand import Job
 
 PROGRAM = Path(__file__).with_name("takes_steps.py")
@@ -130,21 +132,99 @@ REFUSED = ["single", "ring", "average", "hybrid", "replicated", "pipeline"]
 REFUSED += ["server:placement=colocated", "server:placement=optimal"]
 
 
+@pytest.fixture
+def opened():
+    """Worker 0's store, with what it says of a job; who could join it."""
+    with contextlib.ExitStack() as stack:
+
+        def open_job(architecture):
+            door = socket.create_server(("127.0.0.1", 0))
+            where, key = f"127.0.0.1:{door.getsockname()[1]}", "a key of this test"
+            given = {"coordinator": where, "coordinator_descriptor": door.detach(), "key": key}
+            worker0 = Identity(workers=2, servers=1, local_members=3, **given)
+            store = stack.enter_context(contextlib.closing(stores.open_store(worker0)))
+            announce(store, worker0, spec.parse_architecture(architecture))
+            return store, joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
+
+        yield open_job
+
+
+@pytest.mark.parametrize("asks", [join, check])
 @pytest.mark.parametrize("architecture", REFUSED)
-def test_what_cannot_take_a_worker_in_says_so(architecture):
-    options = spec.parse_architecture(architecture)
-    door = socket.create_server(("127.0.0.1", 0))
-    where, key = f"127.0.0.1:{door.getsockname()[1]}", "a key of this test"
-    members = {"workers": 2, "servers": 1, "local_members": 3}
-    worker0 = Identity(coordinator=where, coordinator_descriptor=door.detach(), key=key, **members)
-    store = stores.open_store(worker0)
-    announce(store, worker0, options)
-    newcomer = joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
-    with (
-        contextlib.closing(store),
-        pytest.raises(SpecError, match=r"--join: the job trains by .* its workers stay the same"),
-    ):
-        join(newcomer)
+def test_what_cannot_take_a_worker_in_says_so(architecture, asks, opened):
+    _, newcomer = opened(architecture)
+    told = r"--join: the job trains by .* its workers stay the same"
+    with pytest.raises(SpecError, match=told):
+        asks(newcomer)
+
+
+@pytest.mark.parametrize("asks", [join, check])
+def test_a_script_that_divides_nothing_takes_nobody_in(asks, opened):
+    store, newcomer = opened("server")
+    store.set(OBSTACLE, UNDIVIDED)
+    with pytest.raises(SpecError, match=r"takes batches that paceline.shard did not divide"):
+        asks(newcomer)
+    store.set(OBSTACLE, "")
+    asks(newcomer)
+
+
+def test_another_key_is_told_in_a_sentence(opened):
+    _, newcomer = opened("server")
+    stranger = msgspec.structs.replace(newcomer, key="another")
+    with pytest.raises(SpecError, match="do not know the same key"):
+        check(stranger)
+
+
+def test_where_nobody_listens_that_is_said_within_seconds():
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        where = f"127.0.0.1:{door.getsockname()[1]}"
+    began = time.monotonic()
+    with pytest.raises(SpecError, match=f"nobody answers at {where}"):
+        check(joining.identify({joining.VARIABLE: where, "PACELINE_KEY": "any"}))
+    assert time.monotonic() - began < 10.0
+
+
+OWN_BATCHES = """
+import time
+import torch
+import paceline
+
+paceline.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(5, 1)
+model, optimizer = paceline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
+x = torch.randn(12, 5)
+for _ in range(150):
+    own = torch.arange(12)[paceline.rank() :: paceline.workers()]
+    optimizer.zero_grad()
+    model(x[own]).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.1)
+"""
+
+
+def test_a_script_with_batches_of_its_own_is_not_joined_and_goes_on(tmp_path):
+    """A newcomer would train on another's samples, and its end would be the end of the job."""
+    folder, script = tmp_path / "run", tmp_path / "own.py"
+    script.write_text(OWN_BATCHES)
+    command = (sys.executable, "-m", "paceline", "run")
+    asked = ("-n", "2", "--servers", "1", "--architecture", "server", "--out", str(folder))
+    job = run(*command, *asked, str(script))
+    try:
+        while not (folder / joining.FILE).exists():
+            assert job.poll() is None, job.stderr.read()
+            time.sleep(0.05)
+        newcomer = run(*command, "--join", str(folder), str(script))
+        _, told = newcomer.communicate(timeout=SECONDS)
+        assert newcomer.returncode == 2
+        assert "takes batches that paceline.shard did not divide" in told
+        assert "Traceback" not in told
+        ended(job)
+    finally:
+        job.kill()
+        job.communicate()
+    assert not any("joined" in event.text for event in RunFolder(folder).events())
+    assert "worker2" not in {member.name for member in RunFolder(folder).members()}
 
 
 def test_an_invitation_is_for_this_user_only(tmp_path):
@@ -154,5 +234,17 @@ def test_an_invitation_is_for_this_user_only(tmp_path):
     joining.withdraw(tmp_path)
     with pytest.raises(SpecError, match="no job runs in"):
         joining.read_invitation(str(tmp_path), {})
-    with pytest.raises(SpecError, match="neither a run folder nor an address"):
-        joining.read_invitation("nowhere", {})
+    for text in ("nowhere", "localhost:99999", "localhost:0", ":80"):
+        with pytest.raises(SpecError, match="neither a run folder nor an address"):
+            joining.read_invitation(text, {})
+
+
+def test_the_invitation_of_a_killed_launcher_is_void(tmp_path):
+    joining.invite(tmp_path, Identity(coordinator="127.0.0.1:1", key="secret"))
+    mine = this_process()
+    (tmp_path / "launcher.json").write_bytes(msgspec.json.encode(mine))
+    assert joining.read_invitation(str(tmp_path), {}).key == "secret"
+    gone = msgspec.structs.replace(mine, start_ticks=mine.start_ticks + 1)
+    (tmp_path / "launcher.json").write_bytes(msgspec.json.encode(gone))
+    with pytest.raises(SpecError, match="was killed, and nobody answers"):
+        joining.read_invitation(str(tmp_path), {})

@@ -24,8 +24,9 @@ STAGES = ["--model", "resnet50", "--architecture", "pipeline:microbatches=2"]
         ([*TUNNEL, "--device", "k80", *STAGES], "stages compute for real, and k80 is emulated"),
         ([*PREDICT, "--device", "zzz", "--model", "resnet50"], '"zzz" is not a device'),
         ([*PREDICT, "--model", "resnet50"], "nothing is known of resnet50 on this machine"),
+        (["--workers", "2", "-a", "server:compression=int8"], "gradients do not leave this host"),
     ],
-    ids=["hosts", "profile", "device", "pipeline", "predicted-device", "predicted-cpu"],
+    ids=["hosts", "profile", "device", "pipeline", "predicted-device", "predicted-cpu", "server"],
 )
 def test_what_cannot_be_run_is_refused(asked, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

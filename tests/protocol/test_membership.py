@@ -364,6 +364,17 @@ def test_a_seat_alone_cuts_at_once_and_weighs_by_samples():
     assert work.parts == ((0, 0, 1 / 1.8), (2, 0, 1 / 1.8))
 
 
+def test_a_seat_that_serves_nothing_names_the_step_of_the_worker_beside_it():
+    sizes, shape = [ParameterSize(name="p", elements=16)], Shape(workers=2)
+    plan = make_plan(sizes, spec.Server(), shape)
+    assert plan.chunks_of(1) == []
+    with pytest.raises(ExchangeError, match="worker0 was lost in step 31, and mode=sync"):
+        SeatMachine(plan, 1).handle(Lost("worker0", step=31))
+    plan = make_plan(sizes, spec.Server(mode="async"), shape)
+    with pytest.raises(ExchangeError, match="worker0 was lost, and it spoke for all"):
+        SeatMachine(plan, 1).handle(Lost("worker0", step=31))
+
+
 def test_where_others_go_on_they_do_without_worker_0_too():
     sizes = [ParameterSize(name="p", elements=16)]
     shape = Shape(workers=3, servers=1)
