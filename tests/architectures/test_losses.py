@@ -21,9 +21,8 @@ def test_where_all_are_waited_for_everybody_names_the_lost_worker(tmp_path, arch
         job.kill("worker1")
         for name, (status, said) in job.endings(but="worker1").items():
             assert status == 1, f"{name} went on"
-            assert "worker1 was lost" in said, (
-                f"{name}: {said}"
-            )  # a seat without chunks knows no step
+            # A seat without chunks does not know in which step.
+            assert "worker1 was lost" in said, f"{name}: {said}"
             assert "no answer within" not in said
 
 
