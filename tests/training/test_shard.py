@@ -545,3 +545,22 @@ def test_small_batches_are_noted():
     workers = job(3)
     workers[0].shard(DataLoader(Numbers(9), 2), batch="global")
     assert workers[0].notes == ["batches of 2 leave some of 3 workers without a sample"]
+
+
+def test_who_could_join_hears_what_nobody_can_enter():
+    plain = DataLoader(list(range(8)), batch_size=2, shuffle=True)
+    weighted = DataLoader(list(range(8)), sampler=WeightedRandomSampler([1.0] * 8, 8))
+    first, second = job(2)
+    loader = first.shard(plain)
+    assert first.closed == []
+    assert not first.shares_batches
+    next(iter(loader))
+    assert first.shares_batches
+    first.shard(plain)
+    assert first.closed == ["shards a second loader"]
+    (other, _) = job(2)
+    other.shard(weighted)
+    assert other.closed == ["shards a loader with WeightedRandomSampler"]
+    second.has_joined = True
+    with pytest.raises(SpecError, match="cannot go on inside a loader with WeightedRandomSampler"):
+        second.shard(weighted)

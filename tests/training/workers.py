@@ -27,6 +27,9 @@ class Worker:
         self.gradients = ScaledGradients([trained], lambda error: None)
         self.notes: list[str] = []
         self.shards = 0
+        self.shares_batches = False
+        self.closed: list[str] = []
+        """Why nobody can join, as it was said."""
 
     @property
     def leader(self) -> int:
@@ -34,6 +37,9 @@ class Worker:
 
     def count_shard(self) -> None:
         self.shards += 1
+
+    def close_to_newcomers(self, why: str) -> None:
+        self.closed.append(why)
 
     def note(self, text: str, kind: str = "note") -> None:
         self.notes.append(text)
