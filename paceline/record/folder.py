@@ -112,7 +112,7 @@ class RunFolder:
             raise cannot_write(path, error) from error
 
     def experiment(self) -> spec.Experiment:
-        return spec.load(self.path / "experiment.toml")
+        return spec.load(self.path / "experiment.toml", recorded=True)
 
     def summary(self) -> Summary:
         """The summary as far as it is known; a run whose launcher is gone no longer runs."""

@@ -188,11 +188,15 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
 
     def changed(self, **options: Any) -> "Server":
         """The same with other options, without those that have no effect beside them."""
-        fields = {**msgspec.structs.asdict(self), **options}
-        for name, (other, values) in self._needs.items():
-            if fields[other] not in values:
-                del fields[name]
-        return Server(**fields)
+        return Server(**self.effective({**msgspec.structs.asdict(self), **options}))
+
+    @classmethod
+    def effective(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Without those that have no effect beside the others."""
+        beside = {"mode": "sync", "compression": "none", **options}
+        idle = {name for name, (other, values) in cls._needs.items() if beside[other] not in values}
+        idle |= {"quorum"} if options.get("quorum") == 0 else set()
+        return {name: value for name, value in options.items() if name not in idle}
 
     @property
     def chunk_bytes(self) -> int | None:

@@ -133,8 +133,9 @@ class Experiment(Spec, frozen=True, kw_only=True):
         return self.cluster.servers
 
 
-def load(path: Path) -> Experiment:
-    """Read an experiment file; every mistake in it is a SpecError that names the place."""
+def load(path: Path, *, recorded: bool = False) -> Experiment:
+    """Read an experiment file; every mistake in it is a SpecError that names the place. `recorded`:
+    it was run, and options that were taken and had no effect do not matter any more."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -144,6 +145,9 @@ def load(path: Path) -> Experiment:
         raise SpecError(str(path), problem, "name a file that can be.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
+    kind = tables.get("architecture")
+    if recorded and isinstance(kind, dict) and kind.get("name") == "server":
+        tables["architecture"] = Server.effective(kind)
     return from_tables(tables, str(path))
 
 

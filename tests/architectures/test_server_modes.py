@@ -180,7 +180,7 @@ def test_shares_are_recorded_beside_what_was_summed():
 @pytest.mark.parametrize("compression", ["fp16", "bf16", "int8", "topk"])
 def test_compressed_gradients_train(compression):
     text = f"server:transport=tcp,placement=colocated,chunk=1KiB,compression={compression}"
-    text += ",topk_fraction=0.2"
+    text += ",topk_fraction=0.2" if compression == "topk" else ""
     results = run_members(record_counters, workers=2, architecture=spec.parse_architecture(text))
     losses = whole([losses for losses, _ in results])
     assert losses[-5:].mean() < 0.5 * losses[:5].mean()

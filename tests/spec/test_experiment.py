@@ -146,3 +146,12 @@ def test_of_a_script_nothing_else_is_known(tmp_path):
     module = spec.Script(module="package.train", arguments=("x",))
     assert module.line == ("-m", "package.train", "x")
     assert (module.name, str(module)) == ("package.train", "-m package.train x")
+
+
+def test_a_recorded_experiment_may_have_options_that_had_no_effect(tmp_path):
+    path = tmp_path / "experiment.toml"
+    idle = 'name = "server"\nstaleness = 2\nquorum = 0\ntopk_fraction = 0.1\n'
+    path.write_text(f"[cluster]\nworkers = 2\n[architecture]\n{idle}")
+    with pytest.raises(SpecError):
+        spec.load(path)
+    assert spec.load(path, recorded=True).architecture == spec.Server()
