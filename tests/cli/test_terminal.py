@@ -43,7 +43,7 @@ def test_help_lists_no_engine_that_is_not_there():
     assert set(re.findall(r"\w+", said)) - {"or"} == set(engines.ENGINES)
 
 
-LONG = "server:mode=bounded,staleness=4,placement=optimal,chunk=256KiB,window=16,compression=bf16"
+LONG = "server:mode=bounded,staleness=4,placement=optimal,transport=tcp,chunk=256KiB,window=16"
 
 
 def test_a_dry_run_prints_a_file_that_can_be_read_back(capsys):
