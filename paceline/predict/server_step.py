@@ -209,8 +209,7 @@ def _plan(
     workers, seats = experiment.cluster.workers, len(seat_groups)
     quorum = round(quorum_of(options, workers) * groups / workers)
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
-    collapsed = msgspec.structs.replace(
-        options,
+    collapsed = options.changed(
         transport="tcp",  # memory is one of the links
         staleness=min(options.staleness, MOST_AHEAD),
         quorum=max(1, quorum),
