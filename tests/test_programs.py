@@ -13,6 +13,7 @@ BASE = "part of Debian's base, of Python, git or make"
 PROVIDED = {
     "python": BASE,
     "sh": BASE,
+    "git": BASE,
     "sleep": BASE,
     "true": BASE,
     "mount": BASE,
