@@ -5,54 +5,49 @@ from typing import Any
 
 import torch
 
-
-def before_backward(do: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """Have `do` called with the tensors that a pass starts from, and with their gradients where
-    the script gives any; returns what ends it."""
-
-    def around(original: Any, tensors: Any, grad_tensors: Any, rest: Any, named: Any) -> None:
-        do(tensors, grad_tensors)
-        original(tensors, grad_tensors, *rest, **named)
-
-    return _replace(around)
-
-
-def after_backward(do: Callable[[Exception | None], None]) -> Callable[[], None]:
-    """Have `do` called when a pass has ended, with what it raised; returns what ends it. A pass
-    inside another one is a part of that."""
-
-    def around(original: Any, tensors: Any, grad_tensors: Any, rest: Any, named: Any) -> None:
-        try:
-            original(tensors, grad_tensors, *rest, **named)
-        except Exception as error:
-            ended(error)
-            raise
-        ended(None)
-
-    def ended(raised: Exception | None) -> None:
-        if torch._C._current_graph_task_id() == NO_PASS:
-            do(raised)
-
-    return _replace(around)
-
-
 NO_PASS = -1
 """The number of the pass where autograd is in none."""
 
 
-def _replace(around: Callable[..., None]) -> Callable[[], None]:
-    module: Any = torch.autograd
-    original = module.backward
+class AroundBackward:
+    """Of one worker."""
 
-    def backward(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
-        if torch.compiler.is_compiling():
-            original(tensors, grad_tensors, *rest, **named)
-        else:
-            around(original, tensors, grad_tensors, rest, named)
+    def __init__(self) -> None:
+        self.before: list[Callable[[Any, Any], None]] = []
+        """Called with the tensors that a pass starts from, and with their gradients where the
+        script gives any."""
+        self.after: list[Callable[[Exception | None], None]] = []
+        """Called when a pass has ended, with what it raised. A pass inside another one is a part
+        of that."""
 
-    def end() -> None:
-        if module.backward is backward:  # else somebody stands in between, and calls it
-            module.backward = original
+    def watch(self) -> Callable[[], None]:
+        """See the passes from now on, if anybody asked to; returns what ends it."""
+        if not self.before and not self.after:
+            return lambda: None
+        module: Any = torch.autograd
+        original = module.backward
 
-    module.backward = backward
-    return end
+        def backward(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
+            if torch.compiler.is_compiling():
+                original(tensors, grad_tensors, *rest, **named)
+                return
+            for do in self.before:
+                do(tensors, grad_tensors)
+            try:
+                original(tensors, grad_tensors, *rest, **named)
+            except Exception as error:
+                self._ended(error)
+                raise
+            self._ended(None)
+
+        def end() -> None:
+            if module.backward is backward:  # else somebody stands in between, and calls it
+                module.backward = original
+
+        module.backward = backward
+        return end
+
+    def _ended(self, raised: Exception | None) -> None:
+        if torch._C._current_graph_task_id() == NO_PASS:
+            for do in self.after:
+                do(raised)

@@ -8,7 +8,7 @@ Not seen: what is compiled or captured into a graph, gradients by `torch.autogra
 with several models or losses that take turns, where no one value is the loss.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from paceline.architectures.trained import Trained
 from paceline.record import RunFolder
-from paceline.training.backward import before_backward
 
 FACTORS = ("MulBackward0", "DivBackward0")
 """Last operations of a loss that is divided by the number of passes it is accumulated over."""
@@ -33,11 +32,10 @@ class SeenLoss:
         self.count = 0
         """Steps whose loss was found here."""
 
-    def watch(self, folder: RunFolder | None) -> Callable[[], None]:
-        """Look at what a script's backward passes start from; returns what ends it."""
-        if folder is None or folder.experiment().workload.script is None:
-            return lambda: None
-        return before_backward(self._look)
+    @staticmethod
+    def is_wanted(folder: RunFolder | None) -> bool:
+        """What a script's backward passes start from; a built-in workload reports its loss."""
+        return folder is not None and folder.experiment().workload.script is not None
 
     def forget(self) -> None:
         """The step is made again."""
@@ -57,7 +55,8 @@ class SeenLoss:
         self.count += 1
         return StepLoss(values, self._is_part)
 
-    def _look(self, roots: Any, gradients: Any) -> None:
+    def look(self, roots: Any, gradients: Any) -> None:
+        """A backward pass starts from `roots`."""
         if gradients is not None:
             return
         try:

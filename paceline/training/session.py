@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline import architectures, spec
 from paceline.architectures.base import (
-    AfterBackward,
     Architecture,
     Context,
     Follows,
@@ -41,7 +40,7 @@ from paceline.record.entries import IN_EVALUATION, NOT_FINITE
 from paceline.record.lives import RECOVERY
 from paceline.telemetry import Recorder, StepClock
 from paceline.training import gathering, joining, stores
-from paceline.training.backward import after_backward, before_backward
+from paceline.training.backward import AroundBackward
 from paceline.training.device_clock import DeviceClock
 from paceline.training.numbers import Numbers
 from paceline.training.reach import Reach
@@ -85,7 +84,7 @@ class Session:
         """See `Context`; set before `distribute` by a loop that knows."""
         self._trained: list[Trained] = []
         self._passes: list[Passes] = []
-        self._after_backward: list[AfterBackward] = []
+        self._backward = AroundBackward()
         """Who of the architectures is told that a pass has ended."""
         self._everyone: Collective | None = None
         self.survivors = Survivors(self)
@@ -252,7 +251,7 @@ class Session:
             server_lost=self.survivors.server_lost,
             starts_at=self._starts_at,
             broke=self.remember,
-            after_backward=self._after_backward.append,
+            after_backward=self._backward.after.append,
             progress=self.survivors.progress,
             makes_again=lambda: self.survivors.makes_again,
             gradient_use=self.gradient_use,
@@ -292,24 +291,21 @@ class Session:
         if number == 0 and self.recorder is not None:
             self.numbers.watch(trained.tensors)
             self.reach.watch(trained)
-            self._stack.callback(self._seen_loss.watch(self._folder))
+            if self._seen_loss.is_wanted(self._folder):
+                self._backward.before.append(self._seen_loss.look)
         self.gradients.watch_more()
         if number == 0:
-            self._stack.callback(before_backward(self._before_backward))
+            if self.workers > 1 or isinstance(architecture, Follows):
+                self._backward.before.append(self._before_backward)
+            self._stack.callback(self._backward.watch())
             self._stack.callback(follow_swaps())
         if self.workers > 1 and number == 0:
             handle = register_optimizer_step_pre_hook(self._meet)
             self._stack.callback(handle.remove)
-        if self._after_backward and number == 0:
-            self._stack.callback(after_backward(self._backward_ended))
         return_freed_memory()
         if self.recorder is not None and self.identity.goes_on and number == self.rank == 0:
             self.recorder.note("all members have met", BEGUN)
         return (model, *optimizers)
-
-    def _backward_ended(self, raised: Exception | None) -> None:
-        for tell in self._after_backward:
-            tell(raised)
 
     def remember(self, error: PacelineError) -> None:
         """An exchange broke inside a step: a script that catches it has trained wrongly, and must
