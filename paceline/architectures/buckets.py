@@ -107,7 +107,9 @@ class BucketedArchitecture:
         self._collective.close()
 
     def follow(self) -> None:
-        if not self._tap.is_attached and not self._is_other():
+        self._tap.refuse_changed()
+        is_other = self._trained.may_be_other or not self._tap.is_attached
+        if is_other and not self._is_other():
             self._tap.attach(self._trained.tensors)
 
     # Called by the tap, inside backward.
@@ -224,6 +226,7 @@ class BucketedArchitecture:
     @torch.no_grad()
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
+        self._tap.refuse_changed()
         self._is_other()
         is_to_be_averaged = _Slot.is_fresh if self._has_passed else _Slot.is_own
         if any(map(is_to_be_averaged, self._slots)):

@@ -4,6 +4,7 @@ Hooks on the trained tensors themselves, not on a model's forward pass: it does 
 script calls its model, or whether the loss passes through it at all.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -71,6 +72,10 @@ class GradientTap:
         self._averaged: set[int] = set()
         """Numbers of the tensors that a hook of the script's finds averaged."""
         self._paused = self._in_pass = False
+        self._local: dict[int, weakref.ref[Tensor]] = {}
+        """Gradients that are this worker's alone, as those of `no_sync`."""
+        self._local_versions: dict[int, int] = {}
+        """Theirs, when the pass that made them was over."""
         context.after_backward(self._returned)
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
@@ -78,6 +83,8 @@ class GradientTap:
         self.remove()
         self._tensors, self._handles, self._taps = list(tensors), [], []
         self._averaged.clear()
+        self._local.clear()
+        self._local_versions.clear()
         for index, tensor in enumerate(tensors):
             if self._averages and _has_foreign(tensor._backward_hooks):
                 self._averaged.add(index)
@@ -102,6 +109,37 @@ class GradientTap:
             yield
         finally:
             self._paused = before
+
+    def keep(self, index: int) -> None:
+        """Called inside backward: the gradient is not averaged in this pass."""
+        gradient = self._tensors[index].grad
+        assert gradient is not None
+        if not self._local_versions or index in self._local_versions:
+            # Noted when all are made: they may lie in one piece of memory, which has one version.
+            self._local_versions.clear()
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._note_versions)
+        self._local[index] = weakref.ref(gradient)
+
+    def _note_versions(self) -> None:
+        made = ((index, gradient()) for index, gradient in self._local.items())
+        self._local_versions = {index: g._version for index, g in made if g is not None}
+
+    def refuse_changed(self) -> None:
+        """What is kept is as backward passes left it, or cleared: by clipping, each worker would
+        bound its own part of the whole gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for index, version in self._local_versions.items():
+                gradient = self._tensors[index].grad
+                if gradient is None or gradient is not self._local[index]():
+                    continue
+                if gradient._version != version and gradient.count_nonzero():
+                    problem = "changed (clipped, perhaps) on each worker, before they are averaged."
+                    fix = (
+                        "run the last backward pass of a step outside paceline.no_sync(), and "
+                        "unfreeze before the forward pass."
+                    )
+                    raise SpecError("gradients", problem, fix)
 
     def remove(self) -> None:
         for handle in (*self._handles, *self._taps):
@@ -130,6 +168,8 @@ class GradientTap:
                 gradient = None if self._paused else tensor.grad
                 if gradient is not None and gradient.requires_grad:
                     raise SpecError("backward", *DIFFERENTIABLE)
+                if self._paused and self._averages:
+                    self.keep(index)
                 if len(hooks) > 1 and _has_foreign(hooks):
                     self._stand_back(index, tensor)
                 elif not self._paused:

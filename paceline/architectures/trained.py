@@ -17,6 +17,9 @@ Named = list[tuple[str, Tensor]]
 _Found = tuple[int, torch.Size, torch.dtype, tuple[int, int] | None]
 """Which tensor it is, how its numbers lie, and the optimizer and group that it is in."""
 
+_Outline = tuple[list[bool], list[int]]
+"""Of all that could be trained, what is; and how many tensors each group of an optimizer has."""
+
 
 def groups_of(optimizer: Optimizer) -> dict[int, int]:
     """Identity of a tensor -> its group in the optimizer."""
@@ -65,6 +68,8 @@ class Trained:
         self.named: Named = []
         """The tensors trained at present: the model's in order of definition, then the rest."""
         self._found: list[_Found] = []
+        self._looked_at: list[Tensor] = []
+        self._outline: _Outline = ([], [])
         self.update()
         require_trainable(self.named)
 
@@ -87,12 +92,30 @@ class Trained:
             for tensor, place in groups_of(optimizer).items()
         }
         with torch._C.DisableTorchFunctionSubclass():
-            named = [(name, tensor) for name, tensor in self._all() if tensor.requires_grad]
+            listed = list(self._all())
+            named = [(name, tensor) for name, tensor in listed if tensor.requires_grad]
+            self._looked_at = [tensor for _, tensor in listed]
+            self._outline = self._draw()
             found = [(id(t), t.shape, t.dtype, group_of.get(id(t))) for _, t in named]
         if not found or found == self._found:
             return False
         self.named, self._found = named, found
         return True
+
+    @property
+    def may_be_other(self) -> bool:
+        """Something was frozen, unfrozen or given to an optimizer since the last `update`: a quick
+        look, for every backward pass."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._draw() != self._outline
+
+    def _draw(self) -> "_Outline":
+        sizes = [
+            len(group["params"])
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
+        return [tensor.requires_grad for tensor in self._looked_at], sizes
 
     def everything(self) -> list[Tensor]:
         """All numbers a worker starts from: trained or not, and the model's buffers."""

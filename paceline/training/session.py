@@ -313,9 +313,13 @@ class Session:
         self.broken = self.broken or error
 
     def _before_backward(self, *_: Any) -> None:
-        for architecture in self.architectures:
-            if isinstance(architecture, Follows):
-                architecture.follow()
+        try:
+            for architecture in self.architectures:
+                if isinstance(architecture, Follows):
+                    architecture.follow()
+        except PacelineError as error:
+            self.remember(error)
+            raise
         self.gradients.watch_more()
 
     def _follow(self, optimizer: Optimizer) -> None:

@@ -53,8 +53,10 @@ class Streaming:
         holds: bool,
         way_out: str,
         before_write: Callable[[], None],
+        before_forward: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`holds`: servers wait for `step`. `way_out`: what to do for a script that needs more."""
+        """`holds`: servers wait for `step`. `way_out`: what to do for a script that needs more.
+        `before_forward` is called in each step, and says whether the script has all of it back."""
         self._exchange, self._context, self._optimizer = exchange, context, optimizer
         self._worker, self._cutter = exchange.worker, exchange.cutter
         self._holds, self._way_out = holds, way_out
@@ -76,7 +78,8 @@ class Streaming:
             HeldGradient(tensor, partial(self._norm, i), partial(self._scale_by, i), way_out)
             for i, tensor in enumerate(self.tensors)
         ]
-        self._learned_order = False
+        self._learned_order = self._is_in_forward = False
+        self._before_forward = before_forward
         if optimizer.state and exchange.leads:
             push_state(optimizer, self.tensors, exchange.layout, self._worker)
         exchange.fill()
@@ -217,7 +220,7 @@ class Streaming:
         self._close()
 
     def _close(self) -> None:
-        self._norms, self.steps = None, self.steps + 1
+        self._norms, self.steps, self._is_in_forward = None, self.steps + 1, False
         self._scales.clear()
         self._exchange.greet(self.steps)
         if self._settles or _has_compiled_code():  # it cannot stop where it needs a weight
@@ -257,7 +260,12 @@ class Streaming:
         self._settles = self._settles or torch._C._get_tracing_state() is not None
         if self.has_begun or self._norms is not None:
             self._read_before_step(index)
-        elif not self._worker.idle:
+            return
+        if not self._is_in_forward and torch.is_grad_enabled():
+            self._is_in_forward = True
+            if self._before_forward():
+                return
+        if not self._worker.idle:
             self._waited(self._worker.wait(self._cutter.chunks_of(index)))
 
     def _read_before_step(self, index: int) -> None:

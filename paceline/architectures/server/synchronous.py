@@ -152,6 +152,7 @@ class SynchronousServer:
         exchange.close(failed=failed)
 
     def follow(self) -> None:
+        self._tap.refuse_changed()
         if self._tap.is_attached and not self._are_elsewhere:
             return
         if self._streaming is not None:
@@ -236,6 +237,8 @@ class SynchronousServer:
                 self._take_back()
                 self._watch.refuse_servers("it does not clear gradients after a step")
         if self._is_stale:
+            if self._streaming is not None:
+                self._tap.keep(index)
             return
         if self._streaming is None:
             self._opened.cutter.take(index, gradient, mean=True)
@@ -294,6 +297,7 @@ class SynchronousServer:
     @torch.no_grad()
     def _exchange_rest(self) -> None:
         """Average gradients that are not means yet; all workers find the same to be done."""
+        self._tap.refuse_changed()
         if self._is_stale or self._trained.update():
             self._reopen()
         if any(map(self._is_fresh, range(len(self._given)))):
@@ -409,7 +413,16 @@ class SynchronousServer:
             holds=style is Style.HOLD,
             way_out=WAY_OUT,
             before_write=self._take_back,
+            before_forward=self._renewed,
         )
+
+    def _renewed(self) -> bool:
+        """The script trains something else from this step on: it has means to clip in it."""
+        if not self._trained.may_be_other or not self._trained.update():
+            return False
+        self._take_back()
+        self._reopen()
+        return True
 
     def _take_back(self) -> None:
         """Weights and optimizer are the script's again; it is watched once more."""
@@ -445,6 +458,7 @@ class SynchronousServer:
             self.follow()
             self._look()
             return False
+        self._tap.refuse_changed()
         self._streaming.step()
         return True
 

@@ -232,7 +232,9 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor.weights.write()
     read = _found((args, kwargs), [])
     for tensor in read:
-        tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
+        if isinstance(tensor, (Served, View)):  # else the script got it back at the one before
+            tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
+    read = _found(read, [])
     versions = [tensor._version for tensor in read]
     result = func(*args, **kwargs)
     if written or not read:
