@@ -247,7 +247,7 @@ class Distributed:
             return _plain(self.model.get_metrics_result())
         own = [np.array(variable) for variable in variables]
         flat = torch.from_numpy(np.concatenate([a.astype(np.float64).ravel() for a in own]))
-        means, count, start = self.session.mean(flat).numpy(), self.session.workers, 0
+        means, count, start = self.session.everyone.mean(flat).numpy(), self.session.workers, 0
         for variable, values in zip(variables, own, strict=True):
             times = count if variable.aggregation == "sum" else 1
             part = means[start : start + values.size].reshape(values.shape) * times
@@ -261,7 +261,7 @@ class Distributed:
     def mean_logs(self, names: list[str], logs: dict[str, Any]) -> dict[str, float]:
         """The mean over workers of what a `train_step` of the script's own returns."""
         values = torch.tensor([float(np.mean(logs[name])) for name in names], dtype=torch.float64)
-        return dict(zip(names, self.session.mean(values).tolist(), strict=True))
+        return dict(zip(names, self.session.everyone.mean(values).tolist(), strict=True))
 
     def check_weights(self) -> None:
         """Synchronous workers must hold the same weights."""

@@ -122,7 +122,7 @@ class Order:
     def _drawn_by_first(self, key: str, own: str, *, kept: bool = False) -> str:
         """Worker 0 may be lost right now, and all who are left must still draw alike."""
         if self._session.survivors.go_on:
-            return self._session.from_first(own)
+            return self._session.everyone.from_first(own)
         return agree(self._session, key, own, kept=kept)
 
     def _from_worker_0(self, key: str) -> Iterator[Group]:

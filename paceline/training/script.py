@@ -77,13 +77,13 @@ def mean(value: Tensor | float) -> Tensor | float:
     """The mean of a number or a tensor over the workers; every worker calls it."""
     session = current()
     if isinstance(value, Tensor):
-        return session.mean(value)
-    return float(session.mean(torch.tensor(float(value), dtype=torch.float64)))
+        return session.everyone.mean(value)
+    return float(session.everyone.mean(torch.tensor(float(value), dtype=torch.float64)))
 
 
 def barrier() -> None:
     """Return when every worker has called it."""
-    current().mean(torch.zeros(1))
+    current().everyone.mean(torch.zeros(1))
 
 
 def rank() -> int:

@@ -5,7 +5,6 @@ goes, and scale gradients where workers take uneven parts of a batch. The built-
 same calls, so there is one path to measure.
 """
 
-import contextlib
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,12 +24,9 @@ from paceline.architectures.base import (
     Follows,
     GradientUse,
 )
-from paceline.architectures.collective import Collective, connect
-from paceline.architectures.elastic import Regrouped
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.swapping import follow_swaps
 from paceline.architectures.trained import Trained
-from paceline.data.sampling import split
 from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity
 from paceline.launch.losses import BEGUN
@@ -42,6 +38,7 @@ from paceline.telemetry import Recorder, StepClock
 from paceline.training import gathering, joining, stores
 from paceline.training.backward import AroundBackward
 from paceline.training.device_clock import DeviceClock
+from paceline.training.everyone import Everyone
 from paceline.training.numbers import Numbers
 from paceline.training.reach import Reach
 from paceline.training.scaled import ScaledGradients
@@ -50,9 +47,6 @@ from paceline.training.seen_loss import SeenLoss, StepLoss
 from paceline.training.serving import NO_MORE, SOME, announce
 from paceline.training.survivors import Survivors
 from paceline.training.timing import Passes, Timed
-
-NOTE_BYTES = 1 << 14
-"""A note that all hear from the first worker: the state of a random generator fits."""
 
 EVALUATING = "dropout is off, batch norm keeps its statistics; model.train() ends that"
 RECENT_STEPS = 20
@@ -86,7 +80,7 @@ class Session:
         self._passes: list[Passes] = []
         self._backward = AroundBackward()
         """Who of the architectures is told that a pass has ended."""
-        self._everyone: Collective | None = None
+        self.everyone = Everyone(self)
         self.survivors = Survivors(self)
         self._trained_samples = 0
         self._sharded = 0
@@ -94,7 +88,7 @@ class Session:
         """It trains on batches that are divided among those who are there."""
         self._closed_to_newcomers = ""
         self._told_newcomers: str | None = None
-        self._folder = folder
+        self.folder = folder
         self._stack = ExitStack()
         self._loss: Tensor | None = None
         self._seen_loss = SeenLoss()
@@ -105,11 +99,9 @@ class Session:
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
         once one has joined."""
-        self._left_out: dict[int, tuple[int, int]] = {}
-        """Lost workers, the first step that each does not count in, and in how many steps samples
-        were divided with it all the same."""
         self.lost_from: dict[int, int] = {}
-        """The same, as soon as it is known: by the time that the next step is begun."""
+        """Lost workers, and the first step that each does not count in, as soon as it is known: by
+        the time that the next step is begun."""
         self.start = 0
         """The first step that this worker takes part in."""
         self.recent: deque[Step] = deque(maxlen=RECENT_STEPS)
@@ -217,7 +209,7 @@ class Session:
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
         if store is not None and failed is None:
-            folder, name = self._folder, self.identity.name
+            folder, name = self.folder, self.identity.name
             sent = gathering.pack(folder, name) if folder is not None else ""
             lost = self.survivors.lost_servers
             records = stores.leave(store, self.identity, self.members, sent, lost)
@@ -243,10 +235,10 @@ class Session:
             note=self.note,
             deadline_seconds=stores.DEADLINE_SECONDS,
             weight=lambda: self.gradients.scale,
-            mean=self.mean,
+            mean=self.everyone.mean,
             ended=self._ended,
-            members_changed=self._members_changed,
-            left_out=self._leave_out,
+            members_changed=self.survivors.members_changed,
+            left_out=self.survivors.leave_out,
             lost_from=self.lost_from.__setitem__,
             server_lost=self.survivors.server_lost,
             starts_at=self._starts_at,
@@ -291,7 +283,7 @@ class Session:
         if number == 0 and self.recorder is not None:
             self.numbers.watch(trained.tensors)
             self.reach.watch(trained)
-            if self._seen_loss.is_wanted(self._folder):
+            if self._seen_loss.is_wanted(self.folder):
                 self._backward.before.append(self._seen_loss.look)
         self.gradients.watch_more()
         if number == 0:
@@ -379,39 +371,6 @@ class Session:
         """Whether a distributed model is in training mode; None before there is one."""
         return any(model.training for model in self.models) if self._trained else None
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean of a value over the workers; every worker calls it at the same point."""
-        if self.workers == 1:
-            return value
-        if self.has_joined:
-            problem = "this worker joined a job that ran, and means are over those who began it."
-            raise SpecError(
-                "mean", problem, "leave barrier() and mean() to scripts that no one joins."
-            )
-        self.close_to_newcomers("calls mean() or barrier(), which are over those who began")
-        together = self._together()
-        while True:
-            total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
-            together.start(total)
-            with contextlib.suppress(Regrouped):
-                together.finish()
-                return (total / together.summed).to(value.device, value.dtype)
-
-    def from_first(self, text: str) -> str:
-        """The `text` of the first worker that is there, on all that are; not a long one. All call
-        it at the same point, and whoever is lost meanwhile, those who are left hear the same."""
-        note = torch.zeros(NOTE_BYTES, dtype=torch.uint8)
-        content = text.encode()
-        assert len(content) < NOTE_BYTES, "a note is short"
-        note[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        self._together().broadcast(note)
-        return note.numpy().tobytes().rstrip(b"\0").decode()
-
-    def _together(self) -> Collective:
-        if self._everyone is None:
-            self._everyone = connect(self.context(torch.device("cpu"), -1), "gloo")
-        return self._everyone
-
     def count_shard(self) -> None:
         """The script divides a loader among the workers."""
         self._sharded += 1
@@ -434,42 +393,6 @@ class Session:
         loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
         # From a GPU it travels behind the script's back; by the time the step is over it is here.
         self._loss = loss.to("cpu", non_blocking=True)
-
-    def _leave_out(self, rank: int, step: int, steps: int) -> None:
-        self._left_out[rank] = step, steps
-
-    def _unseen(self, rank: int) -> int | None:
-        """How many samples of a worker that was lost nobody has trained on: those that were divided
-        with it in the steps that it does not count in. None where that is not known."""
-        last = self.recent[-1] if self.recent else None
-        if (
-            last is None
-            or rank not in self._left_out
-            or not (last.samples and self.gradients.scale)
-        ):
-            return None
-        crew = sorted({*self.members, rank})
-        total = round(last.samples * len(crew) / self.gradients.scale)
-        shares = self._shares(crew)
-        part = split(total, shares)[crew.index(rank)]
-        return int(part.stop - part.start) * self._left_out[rank][1]
-
-    def _shares(self, crew: list[int]) -> list[float]:
-        given = self._folder.experiment().cluster.shares if self._folder is not None else ()
-        return [given[rank] if rank < len(given) else 1.0 for rank in crew]
-
-    def _members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
-        unseen = {rank: self._unseen(rank) for rank in lost}
-        come, self.members = set(members) - set(self.members), members
-        if self.recorder is not None and self.speaks_for_all:
-            for rank in lost:
-                since, _ = self._left_out.get(rank, (self.step, 0))
-                others = f"the other {len(members)} share"
-                others = others if len(members) > 1 else "the last one computes"
-                self.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
-            for rank in come:
-                text = f"worker{rank} joined after step {self.step}"
-                self.note(f"{text}; {len(members)} workers share the batch from then on")
 
     def begin_again(self) -> None:
         """The step is made again from its batch on; what was spent on it is recovery."""

@@ -15,6 +15,7 @@ from paceline.architectures.base import Context
 from paceline.architectures.crew import Crew, Progress
 from paceline.architectures.elastic import hand_over
 from paceline.architectures.group import backend_for
+from paceline.data.sampling import split
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
 from paceline.protocol.regrouping import Regroup
 from paceline.training import stores
@@ -35,6 +36,9 @@ class Survivors:
         self.lost_servers: set[str] = set()
         self._divides_from: tuple[int, tuple[int, ...]] | None = None
         """The step from which on others share the batch, and who."""
+        self._left_out: dict[int, tuple[int, int]] = {}
+        """Lost workers, the first step that each does not count in, and in how many steps samples
+        were divided with it all the same."""
 
     def server_lost(self, name: str, step: int) -> None:
         """Called between two steps where others serve what a lost server did."""
@@ -46,6 +50,39 @@ class Survivors:
             left = session.identity.servers - len(self.lost_servers)
             others = f"the other {left} serve" if left > 1 else "the last one serves"
             session.recorder.lost(name, step, "", what=f"{others} its parameters from then on")
+
+    def leave_out(self, rank: int, step: int, steps: int) -> None:
+        """Servers count a lost worker in no step from `step` on, and in `steps` of them batches
+        were divided with it."""
+        self._left_out[rank] = step, steps
+
+    def members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
+        """Called between two steps: these share the batch from here on."""
+        session, unseen = self._session, {rank: self._unseen(rank) for rank in lost}
+        come, session.members = set(members) - set(session.members), members
+        if session.recorder is not None and session.speaks_for_all:
+            for rank in lost:
+                since, _ = self._left_out.get(rank, (session.step, 0))
+                others = f"the other {len(members)} share"
+                others = others if len(members) > 1 else "the last one computes"
+                session.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
+            for rank in come:
+                text = f"worker{rank} joined after step {session.step}"
+                session.note(f"{text}; {len(members)} workers share the batch from then on")
+
+    def _unseen(self, rank: int) -> int | None:
+        """How many samples of a worker that was lost nobody has trained on: those that were divided
+        with it in the steps that it does not count in. None where that is not known."""
+        session = self._session
+        last, scale = session.recent[-1] if session.recent else None, session.gradients.scale
+        if last is None or rank not in self._left_out or not (last.samples and scale):
+            return None
+        crew = sorted({*session.members, rank})
+        given = session.folder.experiment().cluster.shares if session.folder is not None else ()
+        shares = [given[member] if member < len(given) else 1.0 for member in crew]
+        total = round(last.samples * len(crew) / scale)
+        part = split(total, shares)[crew.index(rank)]
+        return int(part.stop - part.start) * self._left_out[rank][1]
 
     @property
     def go_on(self) -> bool:

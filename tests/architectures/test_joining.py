@@ -194,7 +194,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(5, 1)
 model, optimizer = paceline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
 x = torch.randn(12, 5)
-for _ in range(150):
+for _ in range(80):
     own = torch.arange(12)[paceline.rank() :: paceline.workers()]
     optimizer.zero_grad()
     model(x[own]).square().mean().backward()

@@ -50,7 +50,7 @@ def learn_digits(session, folder, slow_worker):
         ("mode=async,placement=colocated", 0),
         ("mode=bounded,staleness=2", 1),
         ("mode=quorum,quorum=3,placement=colocated", 0),
-        ("mode=async,transport=tcp", 1),
+        pytest.param("mode=async,transport=tcp", 1, marks=pytest.mark.slow),
     ],
 )
 def test_learns_digits_with_four_workers(shared_data, text, servers):

@@ -49,7 +49,9 @@ def single(tmp_path):
     [
         ("ddp", "tutorial-cnn", 2),
         pytest.param("tensorflow-single", "tutorial-cnn", 1, marks=needs_tensorflow),
-        pytest.param("tensorflow-single", "cifar10-dnn", 1, marks=needs_tensorflow),
+        pytest.param(
+            "tensorflow-single", "cifar10-dnn", 1, marks=[needs_tensorflow, pytest.mark.slow]
+        ),
         pytest.param("tensorflow-collective", "mnist-cnn", 2, marks=needs_tensorflow),
     ],
 )
@@ -64,6 +66,7 @@ def test_a_synchronous_peer_follows_single(name, model, workers, single, tmp_pat
 
 
 @needs_tensorflow
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "shape"), [("alexnet", (3, 40, 40)), ("resnet50", (3, 32, 32))])
 def test_tensorflow_has_the_same_large_networks(model, shape, tmp_path):
     """The first loss depends on every layer and every converted weight."""

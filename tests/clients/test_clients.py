@@ -31,8 +31,10 @@ ARCHITECTURES = {
     "average:every=2": (),
 }
 SYNCHRONOUS = ("ring", "server:placement=colocated", "server")
-FAST = {(client.name, "server:placement=colocated") for client in CLIENTS} | {
-    ("mnist", architecture) for architecture in ARCHITECTURES
+FAST = {
+    *((c.name, "server:placement=colocated") for c in CLIENTS if c not in (MNIST, NANOGPT)),
+    ("mnist", "ring"),
+    ("mnist", "server:mode=async"),
 }
 """Clients and architectures that run always; the rest with `slow`."""
 

@@ -113,7 +113,10 @@ def test_a_member_that_fails_is_shown_and_leaves_a_readable_record(tmp_path):
         ("adult-dnn", "adult", "a9a", 2.0, 64, 0.002, 0.84),
         # logistic regression reaches 64.5 %
         ("higgs-dnn", "higgs", "higgs-subset", 8.0, 256, 0.03, 0.68),
-        ("cifar10-cnn", "cifar10", "cifar-10-subset", 2.0, 50, 0.001, 0.35),
+        pytest.param(
+            *("cifar10-cnn", "cifar10", "cifar-10-subset", 2.0, 50, 0.001, 0.35),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_real_data_are_learnt(

@@ -43,7 +43,7 @@ def weights(text: str) -> list[float]:
     return [float(line.split("weights")[1]) for line in text.splitlines() if "weights" in line]
 
 
-@pytest.mark.parametrize("shares", [None, [3, 1]])
+@pytest.mark.parametrize("shares", [pytest.param(None, marks=pytest.mark.slow), [3, 1]])
 def test_two_workers_end_with_one_workers_weights(in_empty_folder, shares):
     Path("train.py").write_text(SCRIPT.format(batch=16, shares=shares), encoding="utf-8")
     Path("alone.py").write_text(SCRIPT.format(batch=16, shares=None), encoding="utf-8")

@@ -28,7 +28,9 @@ def besiege(tmp_path, name, messages):
     assert not [check for check in siege.checks(row) if not check["holds"]]
 
 
-@pytest.mark.parametrize("name", ["tcp", "colocated", "curve", "ring"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("tcp", marks=pytest.mark.slow), "colocated", "curve", "ring"]
+)
 def test_strangers_at_every_port_change_nothing(tmp_path, name):
     besiege(tmp_path, name, 400)
 

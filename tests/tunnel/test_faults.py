@@ -9,8 +9,8 @@ from tests.tunnel.test_engine import experiment
 
 pytestmark = pytest.mark.tunnel
 
-STEPS = 120
-"""Of 30 ms: some seconds are left for a launcher that is slow to notice the tenth."""
+STEPS = 50
+"""Of 0.1 to 0.3 s: some seconds are left for a launcher that is slow to notice the tenth."""
 
 
 @pytest.fixture
