@@ -21,7 +21,7 @@ from paceline.architectures.crew import Crew, MemberLost
 from paceline.architectures.elastic import ElasticCollective, Regrouped
 from paceline.architectures.group import Operation, watched
 from paceline.architectures.host_sums import Between, HostCollective
-from paceline.architectures.server.exchange.setup import Meeting
+from paceline.architectures.meeting import Meeting
 from paceline.protocol.collectives import hosts_left, hosts_of
 
 SIDES = 2

@@ -21,7 +21,7 @@ from paceline.architectures.collective import TorchCollective
 from paceline.architectures.crew import MemberLost
 from paceline.architectures.group import ended_early
 from paceline.architectures.host_stage import Stage
-from paceline.architectures.server.exchange.setup import Meeting
+from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange.worker import Moment
 from paceline.errors import DeadlineError
 from paceline.protocol.actions import AllReduce, Event, Send, Usable

@@ -19,10 +19,10 @@ from paceline.architectures.buckets import Bucket, BucketedArchitecture
 from paceline.architectures.collective import TorchCollective
 from paceline.architectures.elastic_hosts import ElasticHosts
 from paceline.architectures.host_sums import Between, HostCollective
+from paceline.architectures.meeting import Meeting
 from paceline.architectures.server import serve as serve_leaders
 from paceline.architectures.server.exchange.opening import Exchange
 from paceline.architectures.server.exchange.plan import Exchanged
-from paceline.architectures.server.exchange.setup import Meeting
 from paceline.errors import SpecError
 from paceline.protocol.buckets import HYBRID_BUCKET_BYTES as BUCKET_BYTES
 from paceline.protocol.collectives import hosts_of

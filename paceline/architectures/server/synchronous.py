@@ -27,6 +27,7 @@ from paceline.architectures.gradients import (
     with_mean_loss,
 )
 from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
+from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange.device import is_apart
 from paceline.architectures.server.exchange.opening import (
     Exchange,
@@ -34,7 +35,7 @@ from paceline.architectures.server.exchange.opening import (
     present_opening,
 )
 from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
-from paceline.architectures.server.exchange.setup import Meeting, share_rest
+from paceline.architectures.server.exchange.setup import share_rest
 from paceline.architectures.server.seat.updates import (
     is_elementwise_state,
     server_class,

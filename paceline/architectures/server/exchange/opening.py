@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline import spec
 from paceline.architectures.base import Context
+from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange import setup
 from paceline.architectures.server.exchange.cutting import Cutter
 from paceline.architectures.server.exchange.plan import Exchanged
-from paceline.architectures.server.exchange.setup import Meeting
 from paceline.errors import SpecError
 from paceline.protocol.membership import CrewBook
 
