@@ -221,7 +221,7 @@ class BucketedArchitecture:
         return changed
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        return with_mean_loss(closure, self._exchange_rest, self._context.mean)
+        return with_mean_loss(closure, self._exchange_rest, self._context)
 
     @torch.no_grad()
     def _exchange_rest(self) -> None:

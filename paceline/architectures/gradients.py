@@ -254,9 +254,10 @@ def _has_foreign(hooks: dict[int, Any] | None) -> bool:
 
 
 def with_mean_loss(
-    closure: Callable[[], Any], after: Callable[[], None], mean: Callable[[Tensor], Tensor]
+    closure: Callable[[], Any], after: Callable[[], None], context: Context
 ) -> Callable[[], Any]:
-    """Optimizers that ask for the loss (LBFGS) must hear the same one on every worker.
+    """Optimizers that ask for the loss (LBFGS) must hear the same one on every worker: that of the
+    whole batch, in which a worker's loss counts as much as its gradients.
 
     `after` is called when the closure has made its gradients.
     """
@@ -265,7 +266,9 @@ def with_mean_loss(
         loss = closure()
         after()
         value = loss if isinstance(loss, Tensor) else torch.tensor(float(loss))
-        return mean(value.detach())
+        weight = context.weight()  # without a sample the loss may not even be a number
+        counted = value.detach() * weight if weight else torch.zeros_like(value)
+        return context.mean(counted)
 
     return evaluate
 

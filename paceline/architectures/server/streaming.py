@@ -78,7 +78,7 @@ class Streaming:
             HeldGradient(tensor, partial(self._norm, i), partial(self._scale_by, i), way_out)
             for i, tensor in enumerate(self.tensors)
         ]
-        self._learned_order = self._is_in_forward = False
+        self._learned_order = self._is_in_forward = self._is_over = False
         self._before_forward = before_forward
         if optimizer.state and exchange.leads:
             push_state(optimizer, self.tensors, exchange.layout, self._worker)
@@ -92,6 +92,7 @@ class Streaming:
         if self._cutter.made:
             raise ExchangeError(f"weights are changed between backward and step. {self._way_out}")
         self._waited(self._worker.wait_all())
+        self._is_over = True
         self.weights.give_back()
         self._restore()
         pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
@@ -282,6 +283,9 @@ class Streaming:
 
     def _norm(self, index: int) -> float:
         """A tensor's `grad` is asked for its norm: the step is complete, and on hold."""
+        if self._is_over:
+            problem = "kept from an earlier step, which servers have taken: it is not here."
+            raise SpecError("gradients", problem, f"clear it with zero_grad(). {self._way_out}")
         if not self._holds:
             problem = "used for the first time in this step, and gone to the servers already."
             raise SpecError("gradients", problem, self._way_out)
@@ -293,7 +297,7 @@ class Streaming:
         return self._norms[index]
 
     def _scale_by(self, index: int, factor: float) -> None:
-        if not self._holds:
+        if self._is_over or not self._holds:
             self._norm(index)
         self._scales[index] = self._scales.get(index, 1.0) * factor
 

@@ -331,7 +331,7 @@ class SynchronousServer:
         return None
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        return with_mean_loss(closure, self._look, self._context.mean)
+        return with_mean_loss(closure, self._look, self._context)
 
     def _look(self) -> None:
         """All gradients of a step are there; what the watch has seen until here counts."""
