@@ -36,7 +36,12 @@ class Meeting:
             self._store.set(key, data.hex())
 
     def has(self, key: str) -> bool:
-        return key in self._notes if self._store is None else self._store.check([key])
+        if self._store is None:
+            return key in self._notes
+        try:
+            return bool(self._store.check([key]))
+        except torch.distributed.DistNetworkError as error:
+            raise self._store_is_gone(key) from error
 
     def read(self, key: str, kind: type[T], author: str) -> T:
         """Return a note, waiting for its author until the deadline."""
@@ -47,11 +52,14 @@ class Meeting:
             self._store.wait([key], timedelta(seconds=self._seconds))
         except (torch.distributed.DistError, RuntimeError) as error:
             if time.monotonic() - began < self._seconds / 2:  # the store is gone, and its keeper
-                told = f"{self._name} lost the job's store before it could read the note {key}"
-                raise ExchangeError(f"{told}: worker0 has ended.") from error
+                raise self._store_is_gone(key) from error
             operation = f"{self._name} reads the note {key}"
             raise DeadlineError(operation, self._seconds, [author]) from error
         return msgspec.msgpack.decode(bytes.fromhex(self._store.get(key).decode()), type=kind)
+
+    def _store_is_gone(self, key: str) -> ExchangeError:
+        told = f"{self._name} lost the job's store before it could read the note {key}"
+        return ExchangeError(f"{told}: worker0 has ended.")
 
     def gather(self, key: str, note: str, workers: int) -> list[str]:
         """Every worker's note; called by all of them, it returns when all have."""

@@ -34,7 +34,10 @@ def warning(
             f"{script.name} never called paceline.shard(): unless it divides its data itself, all "
             f"{workers} workers read the same samples. Pass it the data loader."
         )
-    if experiment.architecture.waits_for_all and len(set(steps.values())) > 1:
-        taken = ", ".join(f"{name} {count}" for name, count in steps.items())
+    founders = {f"worker{rank}" for rank in range(workers)}
+    # One who came to join may not have got in.
+    taken_by = {name: count for name, count in steps.items() if count or name in founders}
+    if experiment.architecture.waits_for_all and len(set(taken_by.values())) > 1:
+        taken = ", ".join(f"{name} {count}" for name, count in taken_by.items())
         return f"the workers took different numbers of steps ({taken}); each must take all of them."
     return ""

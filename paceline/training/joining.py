@@ -62,18 +62,8 @@ def announce(store: Store, identity: Identity, options: spec.Architecture) -> No
 def check(identity: Identity) -> None:
     """Raise SpecError where the job at the coordinator of `identity` cannot take a worker in, or
     nobody answers there: before a script is started that would find that out."""
-    there = identity.coordinator
-    if problem := _unreached(there):
-        fix = "name the run folder, or the coordinator HOST:PORT, of a job that runs."
-        raise SpecError(WHERE, f"nobody answers at {there} ({problem}).", fix)
-    try:
-        store = stores.open_store(identity)
-        assert store is not None, "there are others"
-        with contextlib.closing(store):
-            _look(store, identity)
-    except (DeadlineError, ExchangeError, MissingError) as error:
-        fix = "check the address, and that PACELINE_KEY is the job's."
-        raise SpecError(WHERE, f"no job at {there} takes this worker in: {error}", fix) from error
+    with contextlib.closing(_open(identity)) as store:
+        _look(store, identity)
 
 
 def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
@@ -81,8 +71,7 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
 
     SpecError for a job that cannot take it in; that changes nothing there.
     """
-    store = stores.open_store(identity)
-    assert store is not None, "there are others"
+    store = _open(identity)
     job = _look(store, identity)
     index = job.workers + store.add("joined", 1) - 1
     is_here = job.host == platform.node()
@@ -99,7 +88,24 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
         goes_on=job.goes_on,
         run=job.run if job.run and (Path(job.run) / "members").is_dir() else "",
     )
+    store.identity = known
     return known, job.architecture, store
+
+
+def _open(identity: Identity) -> stores.JobStore:
+    """The job's store. One who was asked to join is not early: where nobody listens, the job has
+    ended, and a wait as long as founders wait for each other would be for nothing."""
+    there = identity.coordinator
+    if problem := _unreached(there):
+        fix = "name the run folder, or the coordinator HOST:PORT, of a job that runs."
+        raise SpecError(WHERE, f"nobody answers at {there} ({problem}).", fix)
+    try:
+        store = stores.open_store(identity)
+    except (DeadlineError, ExchangeError, MissingError) as error:
+        fix = "check the address, and that PACELINE_KEY is the job's."
+        raise SpecError(WHERE, f"no job at {there} takes this worker in: {error}", fix) from error
+    assert store is not None, "there are others"
+    return store
 
 
 def _unreached(there: str) -> str:
@@ -115,13 +121,24 @@ def _unreached(there: str) -> str:
 
 def _look(store: Store, identity: Identity) -> Job:
     """What the job says of itself, once it has taken a step; SpecError where it is closed."""
-    job = msgspec.json.decode(stores.agree(store, identity, KEY, None), type=Job)
+    job = msgspec.json.decode(_learn(store, identity, KEY), type=Job)
     _check(job, identity)
-    if why := stores.agree(store, identity, OBSTACLE, None):
+    if why := _learn(store, identity, OBSTACLE):
         problem = f"the job's script {why}: there is no part for one more worker."
         fix = "let it shard one loader and train one model, or start it with all its workers."
         raise SpecError(WHERE, problem, fix)
     return job
+
+
+def _learn(store: Store, identity: Identity, key: str) -> str:
+    try:
+        return stores.agree(store, identity, key, None)
+    except ExchangeError as error:
+        problem = f"the job at {identity.coordinator} ended before this worker got in."
+        raise SpecError(WHERE, problem, "start another one.") from error
+    except DeadlineError as error:
+        problem = f"the job at {identity.coordinator} takes no steps: {error}"
+        raise SpecError(WHERE, problem, "join it when it trains.") from error
 
 
 def _check(job: Job, identity: Identity) -> None:

@@ -347,8 +347,9 @@ class Session:
                 raise SpecError("distribute", problem, fix)
 
     def _announce(self, what: bytes) -> None:
-        """Worker 0 tells the servers; all say the same where it may be lost."""
-        leads = self.identity.role == "worker" and (self.rank == 0 or self.has_successors)
+        """Worker 0 tells the servers; all founders say the same where it may be lost."""
+        founds = self.identity.role == "worker" and not self.has_joined
+        leads = founds and (self.rank == 0 or self.has_successors)
         if self.store is not None and self.identity.servers and leads:
             announce(self.store, len(self._trained), what)
 

@@ -45,7 +45,10 @@ class JobStore(Store):
         self.keeper = keeper
         """Where this process keeps the store."""
 
-        self._client, self._identity = client, identity
+        self.identity = identity
+        """Who asks; a worker that joins hears its number only when the store is open."""
+
+        self._client = client
         self._successors: list[str] = []
         """Where each worker would keep the store, by rank; the first is the one who does."""
         self._rank = 0
@@ -63,14 +66,14 @@ class JobStore(Store):
     @property
     def is_kept_here(self) -> bool:
         """Others need this process to read and leave notes."""
-        return self._identity.role == "worker" and self._identity.rank == self._rank
+        return self.identity.role == "worker" and self.identity.rank == self._rank
 
     def arrange_successors(self, workers: int) -> None:
         """Called by all members alike: from here on the store outlives the worker that keeps it.
 
         What a lost keeper had left itself is gone with it; what others had left they leave again.
         """
-        identity, found = self._identity, list[str]()
+        identity, found = self.identity, list[str]()
         try:
             if identity.role == "worker" and identity.rank < workers:
                 self.set(f"successor/{identity.rank}", self.keep())
@@ -110,7 +113,7 @@ class JobStore(Store):
 
     def keep(self) -> str:
         """Keep a store here, for when the one who keeps it is lost; returns where it is."""
-        identity = self._identity
+        identity = self.identity
         if self.keeper is None:
             where = identity.address if identity.on_one_host else ""
             listener = socket.create_server((where, 0), backlog=1024)
@@ -123,7 +126,7 @@ class JobStore(Store):
 
     def _follow(self, address: str, *, patient: bool) -> None:
         host, _, port = address.rpartition(":")
-        identity, before = self._identity, self._client
+        identity, before = self.identity, self._client
         key = JobKey(identity.key)
         self._client = StoreClient(
             host, int(port), key, identity.name, FOLLOW_SECONDS, patient=patient

@@ -1,6 +1,7 @@
 """A worker joins a job that runs, and takes part from then on."""
 
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from paceline import spec
+from paceline.architectures.server.synchronous import SynchronousServer
+from paceline.architectures.trained import Trained
 from paceline.errors import SpecError
 from paceline.launch import Identity, joining
 from paceline.record import RunFolder
@@ -19,6 +23,7 @@ from paceline.record.state import this_process
 from paceline.training import stores
 from paceline.training.joining import OBSTACLE, UNDIVIDED, announce, check, join
 from tests.architectures.by_hand import Job
+from tests.architectures.memory import context
 
 PROGRAM = Path(__file__).with_name("takes_steps.py")
 STEPS, SECONDS = 120, 150.0
@@ -166,6 +171,33 @@ def test_a_script_that_divides_nothing_takes_nobody_in(asks, opened):
         asks(newcomer)
     store.set(OBSTACLE, "")
     asks(newcomer)
+
+
+def test_one_who_came_as_the_job_ended_hears_so_at_once(opened):
+    """It knows its own number where it asks, so that it neither keeps a store nor takes another's
+    place, and waits for nobody who is gone."""
+    store, newcomer = opened("server")
+    store.set(OBSTACLE, "")
+    known, _, own = join(newcomer)
+    assert own.identity.name == known.name == "worker2"
+    assert not own.is_kept_here
+    store.close()
+    surroundings = dataclasses.replace(context(2, 3), identity=known, store=own)
+    model = torch.nn.Linear(5, 1)
+    trained = Trained(model, [torch.optim.SGD(model.parameters(), lr=0.01)])
+    with pytest.raises(SpecError, match="the job ended before this worker got in"):
+        SynchronousServer(spec.Server(), surroundings).distribute(trained)
+
+
+def test_one_who_comes_after_the_end_does_not_wait_as_founders_do(opened):
+    store, newcomer = opened("server")
+    store.set(OBSTACLE, "")
+    check(newcomer)
+    store.close()
+    began = time.monotonic()
+    with pytest.raises(SpecError, match="nobody answers"):
+        join(newcomer)
+    assert time.monotonic() - began < 20.0
 
 
 def test_another_key_is_told_in_a_sentence(opened):

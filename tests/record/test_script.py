@@ -54,6 +54,8 @@ def test_what_was_never_called_is_named(own, told):
 def test_workers_in_step_take_as_many_steps():
     steps = {"worker0": 8, "worker1": 3}
     assert "worker0 8, worker1 3" in warning(experiment(), members(ALL, ALL), steps)
+    never_in = {"worker0": 8, "worker1": 8, "worker2": 0}
+    assert warning(experiment(), members(ALL, ALL), never_in) == "", "the job ended as it came"
     free = experiment(architecture=spec.Server(mode="async"))
     assert warning(free, members(ALL, ALL), steps) == ""
 

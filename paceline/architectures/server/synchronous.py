@@ -168,9 +168,13 @@ class SynchronousServer:
 
     def _style_to_join(self) -> Style:
         """How the others train: they must have left their weights to the servers."""
-        self._opening = present_opening(self._context)
-        meeting = Meeting(of_opening(self._context, self._opening))
-        told = meeting.read(SERVED, str, "worker0")
+        try:
+            self._opening = present_opening(self._context)
+            meeting = Meeting(of_opening(self._context, self._opening))
+            told = meeting.read(SERVED, str, "worker0")
+        except ExchangeError as error:
+            problem = "the job ended before this worker got in."
+            raise SpecError("--join", problem, "start another one.") from error
         if not told.isdigit():
             problem = f"the servers do not have the weights: of the script, {told}."
             raise SpecError("--join", problem, "start the job with all its workers.")
