@@ -26,6 +26,7 @@ from paceline.architectures.gradients import (
     GradientTap,
     Remembered,
     StepArguments,
+    is_held,
     with_closure,
     with_mean_loss,
 )
@@ -188,6 +189,7 @@ class BucketedArchitecture:
         """The last pass's means, and whether they are clipped; None where the script has changed
         them since, in a way that we do not know."""
         intact = all(flat._version == version for flat, version in self._means)
+        intact = intact and not any(slot.is_held for slot in self._slots)
         return [*(flat for flat, _ in self._means), self._is_clipped] if intact else None
 
     def _tell(self, event: Event) -> None:
@@ -242,7 +244,8 @@ class BucketedArchitecture:
 
     def _deal_anew(self) -> None:
         for slot in self._slots:  # their place goes with its bucket
-            slot.tensor.grad = None if slot.tensor.grad is None else slot.tensor.grad.clone()
+            if slot.lies_here:
+                slot.tensor.grad = slot.place.clone()
         self._deal()
 
     def _deal(self) -> None:
@@ -358,6 +361,8 @@ class _Slot:
         self._given: weakref.ref[Tensor] | None = None
         """The mean that was handed out last; any other gradient is this worker's own."""
         self._version = 0
+        self.is_held = False
+        """The script knows where its gradient lies: the mean goes there."""
 
     @property
     def given(self) -> Tensor | None:
@@ -365,8 +370,15 @@ class _Slot:
 
     @property
     def has_mean(self) -> bool:
+        return self.lies_here and self.tensor.grad is self.given
+
+    @property
+    def lies_here(self) -> bool:
+        """The gradient is where it is exchanged."""
         gradient = self.tensor.grad
-        return gradient is not None and gradient is self.given
+        if gradient is None or gradient.layout != torch.strided:
+            return False
+        return gradient.data_ptr() == self.place.data_ptr()
 
     def is_outgrown(self) -> bool:
         """The tensor has become one of another type or shape (`model.double()`)."""
@@ -385,11 +397,18 @@ class _Slot:
 
     def hand_out(self, mean: Tensor | None) -> None:
         """A new tensor each time, so that it can be known whether the last is still in use."""
+        if self.is_held and mean is not None:
+            held = self.tensor.grad
+            assert held is not None
+            mean = held if self.lies_here else held.copy_(mean)
         self.tensor.grad = mean
         self._given = None if mean is None else weakref.ref(mean)
-        self._version = self.place._version
+        self._version = 0 if mean is None else mean._version
 
     def fill(self) -> None:
+        self.is_held = self.tensor.grad is not None and is_held(
+            self.tensor, in_own_memory=self.lies_here
+        )
         gradient = self.tensor.grad
         if gradient is None:
             self.mark.zero_()
@@ -397,11 +416,13 @@ class _Slot:
         elif gradient.layout != torch.strided:
             problem = "a gradient is sparse, and this architecture exchanges dense ones."
             raise SpecError("distribute", problem, "build the embedding with sparse=False.")
-        elif gradient.data_ptr() != self.place.data_ptr():
+        elif not self.lies_here:
             self.place.copy_(gradient)
 
     def move_in(self) -> None:
         """Have `grad` lie in the bucket from here on: what autograd made is free for the next."""
+        if self.is_held:
+            return
         self.tensor.grad, self._given = self.place.detach(), None
 
 

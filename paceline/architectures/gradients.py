@@ -4,6 +4,7 @@ Hooks on the trained tensors themselves, not on a model's forward pass: it does 
 script calls its model, or whether the loss passes through it at all.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -165,8 +166,8 @@ class GradientTap:
         def made(tensor: Tensor) -> None:
             # A tensor that servers have would ask them before each look at its `grad`.
             with self._remembered, torch._C.DisableTorchFunctionSubclass():
-                gradient = None if self._paused else tensor.grad
-                if gradient is not None and gradient.requires_grad:
+                # Not named: a gradient that has a name here would look held (`is_held`).
+                if not self._paused and getattr(tensor.grad, "requires_grad", False):
                     raise SpecError("backward", *DIFFERENTIABLE)
                 if self._paused and self._averages:
                     self.keep(index)
@@ -189,7 +190,7 @@ class GradientTap:
         gradient = tensor.grad
         if self._averages and gradient is not None:
             with torch.no_grad():
-                tensor.grad = self._average(index, gradient)
+                gradient.copy_(self._average(index, gradient))
         if not self._paused and not self._in_pass:
             self._begin_pass()
 
@@ -242,6 +243,46 @@ class GradientTap:
 
 MANY = 256
 """Numbers below it are exact in any type of gradient."""
+
+
+def _uses(tensor: Tensor) -> tuple[int, int]:
+    """How many know the gradient, and how many the memory that it lies in; we are among both."""
+    gradient = tensor.grad
+    assert gradient is not None
+    storage = gradient.untyped_storage()
+    return sys.getrefcount(gradient), torch._C._storage_Use_Count(storage._cdata)
+
+
+def _uses_of_a_new_one() -> tuple[int, int]:
+    tensor = torch.zeros(1)
+    tensor.grad = torch.zeros(1)
+    return _uses(tensor)
+
+
+_NEW = _uses_of_a_new_one()
+
+
+def is_held(tensor: Tensor, *, in_own_memory: bool = False, surely: bool = False) -> bool:
+    """The script knows this tensor's gradient, or memory that it is a part of (one flat buffer for
+    all of them, a list of gradients to clear): there it expects the mean, not elsewhere.
+
+    Called by nobody who has the gradient in a variable. `in_own_memory`: it lies in ours. `surely`:
+    autograd itself shares memory among gradients, as that of `torch.cat` is cut; these do not count
+    then, nor what the script hides by `detach()`. Of a tensor that several models share, another
+    exchange knows the gradient too, for as long as it takes to leave: nothing can be said of it."""
+    if getattr(tensor.grad, "layout", None) != torch.strided or _is_shared(tensor):
+        return False
+    knows, shares = _uses(tensor)
+    if knows > _NEW[0]:
+        return True
+    if in_own_memory or shares <= _NEW[1]:
+        return False
+    return not surely or (tensor.grad is not None and tensor.grad._is_view())
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    hooks: dict[int, Any] = tensor._post_accumulate_grad_hooks or {}
+    return len(hooks) > 1 and sum(not is_foreign(hook) for hook in hooks.values()) > 1
 
 
 def is_foreign(hook: Any) -> bool:

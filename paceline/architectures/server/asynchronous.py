@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 
 from paceline import spec
 from paceline.architectures.base import Context
-from paceline.architectures.gradients import GradientTap
+from paceline.architectures.gradients import GradientTap, is_held
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.server.exchange.opening import Exchange
 from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
 from paceline.architectures.server.exchange.setup import share_rest
 from paceline.architectures.server.seat.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, push_weights
-from paceline.architectures.server.watching import Style, Watch
+from paceline.architectures.server.watching import HOLDS_GRADIENTS, Style, Watch
 from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
@@ -143,10 +143,14 @@ class AsynchronousServer:
 
     def pass_over(self) -> None:
         if self._at_step and self._watch.is_on:
-            gradients = [tensor.grad for tensor in self._streaming.tensors]
+            tensors = self._streaming.tensors
+            held = [tensor.grad is not None and is_held(tensor, surely=True) for tensor in tensors]
+            if any(held):
+                self._watch.refuse_servers(HOLDS_GRADIENTS)
+            gradients = [tensor.grad for tensor in tensors]
             watched = self._watch.backward(gradients, settings_of(self._optimizer))
-            for tensor, gradient in zip(self._streaming.tensors, watched, strict=True):
-                tensor.grad = gradient
+            for tensor, gradient, stays in zip(tensors, watched, held, strict=True):
+                tensor.grad = tensor.grad if stays else gradient
 
     def pass_broken(self, error: Exception) -> None:
         if self._at_step:

@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.architectures.base import Context
+from paceline.architectures.gradients import is_held
 from paceline.architectures.server.exchange.cutting import Stretch
 from paceline.architectures.server.exchange.opening import Exchange
 from paceline.architectures.server.exchange.setup import write_tensors
 from paceline.architectures.server.exchange.worker import Moment
 from paceline.architectures.server.seat.updates import pull_state, push_state, settings_of
+from paceline.architectures.server.watching import WatchedGradient
 from paceline.architectures.server.weights import HeldGradient, Owner, ServedWeights, make_remote
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.messages import Settings
@@ -164,6 +166,12 @@ class Streaming:
                 f"{self._exchange.exchanged.names[index]} got a second gradient before "
                 "optimizer.step(): run all but the last backward of a step inside "
                 f"paceline.no_sync(). If the step was skipped on purpose: {self._way_out}"
+            )
+        is_mean = isinstance(tensor.grad, WatchedGradient)  # of the step that was watched
+        if is_held(tensor, in_own_memory=is_mean, surely=True):
+            raise ExchangeError(
+                f"the script keeps the gradient of {self._exchange.exchanged.names[index]}, or "
+                f"memory that it lies in, and it goes to the servers. {self._way_out}"
             )
         if not self._cutter.made:
             self.begin()

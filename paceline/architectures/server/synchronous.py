@@ -23,6 +23,7 @@ from paceline.architectures.gradients import (
     Remembered,
     StepArguments,
     is_foreign,
+    is_held,
     with_closure,
     with_mean_loss,
 )
@@ -42,7 +43,7 @@ from paceline.architectures.server.seat.updates import (
     settings_of,
 )
 from paceline.architectures.server.streaming import Streaming, assign_weights
-from paceline.architectures.server.watching import Style, Watch
+from paceline.architectures.server.watching import HOLDS_GRADIENTS, Style, Watch
 from paceline.architectures.server.weights import WAY_OUT
 from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
@@ -71,6 +72,8 @@ class SynchronousServer:
         self._given: list[weakref.ref[Tensor] | None] = []
         """The means that were handed out last; they live for as long as the script wants them."""
         self._versions: list[int] = []
+        self._held: set[int] = set()
+        """Numbers of the tensors whose gradient the script knows: there it finds the mean."""
         self._has_passed = False
         """Gradients were averaged since the last step: what is done to them now is to means."""
         self._opening = self._steps = self._decisions = self._returns = self._settled = 0
@@ -233,11 +236,10 @@ class SynchronousServer:
     # Gradients; called by the tap, inside backward.
 
     def made(self, index: int) -> None:
-        gradient = self._opened.exchanged.tensors[index].grad
-        assert gradient is not None
+        tensor = self._opened.exchanged.tensors[index]
         if not self._opened.cutter.made:
             self._is_stale = self._is_stale or self._trained.update()
-            was_added_to = self._streaming is not None and self._is_given(index, gradient)
+            was_added_to = self._streaming is not None and self._is_given(index)
             if was_added_to:  # the script never clears it
                 self._take_back()
                 self._watch.refuse_servers("it does not clear gradients after a step")
@@ -246,9 +248,19 @@ class SynchronousServer:
                 self._tap.keep(index)
             return
         if self._streaming is None:
-            self._opened.cutter.take(index, gradient, mean=True)
+            self._take(index, tensor)
         else:
             self._streaming.take(index)
+
+    def _take(self, index: int, tensor: Tensor) -> None:
+        is_ours = self._is_given(index) and index not in self._held
+        self._held.discard(index)
+        if is_held(tensor, in_own_memory=is_ours):
+            self._held.add(index)
+            if is_held(tensor, in_own_memory=is_ours, surely=True):
+                self._watch.refuse_servers(HOLDS_GRADIENTS)
+        assert tensor.grad is not None
+        self._opened.cutter.take(index, tensor.grad, mean=True)
 
     def pass_over(self) -> None:
         """Servers only average: after it every `grad` is the mean."""
@@ -259,22 +271,31 @@ class SynchronousServer:
         tensors, cutter = self._opened.exchanged.tensors, self._opened.cutter
         for index, tensor in enumerate(tensors):
             if index not in cutter.made and tensor.grad is not None:  # accumulated before
-                cutter.take(index, tensor.grad, mean=True)
+                self._take(index, tensor)
         # Copied: a script may write to them (clipping, adding up) while they still leave from here.
         waited, copies = self._opened.means(copied=True)
         self._steps += 1
         self._context.clock.charge("exchange_exposed", waited)
         means: list[Tensor | None] = []
+        held = [
+            (index, gradient)
+            for index in self._held
+            if (gradient := tensors[index].grad) is not None
+        ]
         for tensor in tensors:
             tensor.grad = None  # what it had has been summed: its memory is free for the mean
             means.append(next(copies))
             tensor.grad = means[-1]
         if self._watches:
             means = self._watch.backward(means, self._settings())
-            for tensor, mean in zip(tensors, means, strict=True):
-                tensor.grad = mean
         else:
             self._compare_weights(tensors)
+        for index, gradient in held:
+            mean = means[index]
+            assert mean is not None, "this worker brought its part"
+            means[index] = gradient.copy_(mean)
+        for tensor, mean in zip(tensors, means, strict=True):
+            tensor.grad = mean
         self._has_passed = True
         self._given = [None if mean is None else weakref.ref(mean) for mean in means]
         self._versions = [0 if mean is None else mean._version for mean in means]
@@ -311,13 +332,13 @@ class SynchronousServer:
     def _is_fresh(self, index: int) -> bool:
         """A gradient is this worker's own: not the mean, or written over it without a backward."""
         gradient = self._opened.exchanged.tensors[index].grad
-        if gradient is None or not self._is_given(index, gradient):
+        if gradient is None or not self._is_given(index):
             return gradient is not None
         return not self._has_passed and gradient._version != self._versions[index]
 
-    def _is_given(self, index: int, gradient: Tensor) -> bool:
+    def _is_given(self, index: int) -> bool:
         given = self._given[index]
-        return given is not None and given() is gradient
+        return given is not None and given() is self._opened.exchanged.tensors[index].grad
 
     # Around a step of the script's own optimizer.
 

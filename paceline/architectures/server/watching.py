@@ -27,6 +27,7 @@ class Style(IntEnum):
     """Servers average; every worker has the mean in `grad` and updates by itself."""
 
 
+HOLDS_GRADIENTS = "it keeps its gradients, or memory that they lie in"
 CLIPPED = "it clips gradients, or changes settings, before the step"
 
 
