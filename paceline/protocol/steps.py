@@ -76,13 +76,20 @@ class SettingsBook:
         self._plan = plan
         self._told: dict[int, dict[int, list[Settings]]] = {}
         """Worker -> number -> settings of each group."""
+        self._founders: list[Settings] | None = None
+        """The newest of a worker that was there from the start."""
 
     def knows(self, message: Push | Commit) -> bool:
         number = message.settings
-        return number == 0 or number in self._told.get(message.worker, {})
+        is_known = number in self._told.get(message.worker, {})
+        return is_known or number == 0 or message.generation > 0
 
     def of(self, message: Push | Commit) -> list[Settings] | None:
-        """What a gradient, or a commit of one, goes by; None: what the plan says."""
+        """What a gradient, or a commit of one, goes by; None: what the plan says.
+
+        One who joined later goes by what the others set: its own schedule began when it came."""
+        if message.generation > 0:
+            return self._founders
         number = message.settings
         return self._told[message.worker][number] if number else None
 
@@ -92,6 +99,9 @@ class SettingsBook:
         What is under way names the settings before these at the earliest: a worker changes them
         once a step, and begins a step when all that it pushed has come.
         """
+        if message.generation > 0:
+            return
+        self._founders = message.groups
         known = self._told.setdefault(message.worker, {})
         known[message.number] = message.groups
         pushes = [

@@ -55,6 +55,9 @@ MOST_EVENTS = 5_000
 FIRST = frozenset((Newcomer, Admitted, Cut, Copy, Orphans))
 """What is sent behind these on the same way stays behind them."""
 
+BEGUN_LATE = -1.0
+"""The rate of one who joins: its schedule began when it came."""
+
 SAMPLES = 13
 """In every batch: no number of workers divides it evenly."""
 
@@ -125,7 +128,8 @@ class Trainer:
             self.divide()
         self.shared[self.machine.step] = self.latest = self.book.crew
         if self.script.get("schedule"):
-            self.member.tell(Configured([{"lr": float(self.machine.step)}]))
+            rate = BEGUN_LATE if self.machine.generation > 0 else float(self.machine.step)
+            self.member.tell(Configured([{"lr": rate}]))
         self.unmade, self.stepped = set(range(self.chunks)), False
 
     def has_fetched(self):

@@ -39,7 +39,7 @@ from paceline.protocol.messages import (
 )
 from paceline.protocol.plan import Shape, make_plan
 from paceline.protocol.seat import SeatMachine
-from tests.protocol.network import Network, make
+from tests.protocol.network import BEGUN_LATE, Network, make
 
 MODES = [
     {"mode": "sync"},
@@ -100,6 +100,8 @@ def test_whoever_comes_or_goes_the_others_end(
     script["touches"] &= plan.rules.exclusive
     network = Network(rng, plan, steps, slow=a_way(rng, plan), **script)
     live(rng, network, plot).check_ended()
+    rates = [work.settings[0]["lr"] for work in network.works if work.settings]
+    assert BEGUN_LATE not in rates, "a newcomer's schedule counts"
 
 
 @pytest.mark.parametrize("mode", MODES[:3], ids=["sync", "bounded-0", "bounded-2"])
