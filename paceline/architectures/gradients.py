@@ -23,6 +23,13 @@ DIFFERENTIABLE = (
 )
 
 
+TWICE = (
+    "a tensor of shape {shape} gets one in a backward pass, which leaves, and one more in a pass "
+    "inside it.",
+    "write checkpoint(..., use_reentrant=False).",
+)
+
+
 class Remembered:
     """What is raised inside is not forgotten where the script catches it.
 
@@ -73,6 +80,13 @@ class GradientTap:
         self._averaged: set[int] = set()
         """Numbers of the tensors that a hook of the script's finds averaged."""
         self._paused = self._in_pass = False
+        self._pass = 0
+        """Autograd's number of the pass that is under way."""
+        self._made: set[int] = set()
+        """What it has made."""
+        self._inner: dict[int, None] = {}
+        """What passes inside it have made, whose like may make more (reentrant checkpoints that
+        share a layer): exchanged when all is over."""
         self._local: dict[int, weakref.ref[Tensor]] = {}
         """Gradients that are this worker's alone, as those of `no_sync`."""
         self._local_versions: dict[int, int] = {}
@@ -176,7 +190,7 @@ class GradientTap:
                 elif not self._paused:
                     if not self._in_pass:
                         self._begin_pass()
-                    self._sink.made(index)
+                    self._note(index)
 
         handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(made)
         hooks: dict[int, Any] = tensor._post_accumulate_grad_hooks
@@ -184,6 +198,19 @@ class GradientTap:
             del hooks[key]
             hooks[key] = hook
         return handle
+
+    def _note(self, index: int) -> None:
+        if index in self._inner:
+            return
+        if torch._C._current_graph_task_id() == self._pass:
+            self._made.add(index)
+            self._sink.made(index)
+        elif index not in self._made:
+            self._inner[index] = None
+        else:
+            problem, fix = TWICE
+            shape = list(self._tensors[index].shape)
+            raise SpecError("gradients", problem.format(shape=shape), fix)
 
     def _stand_back(self, index: int, tensor: Tensor) -> None:
         """The script's hooks come next: what they leave is exchanged when the pass is over."""
@@ -197,6 +224,8 @@ class GradientTap:
     def _begin_pass(self) -> None:
         # As torch's own reducer does: when backward() returns, the exchange is done.
         self._in_pass = True
+        self._made.clear()
+        self._pass = torch._C._current_graph_task_id()
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._pass_over)
 
@@ -206,7 +235,14 @@ class GradientTap:
         with self._remembered:
             if self._averages:
                 self._refuse_late_hooks()
+            self._make_inner()
             self._sink.pass_over()
+
+    def _make_inner(self) -> None:
+        inner, self._inner = self._inner, {}
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for index in inner:
+                self._sink.made(index)
 
     def _returned(self, raised: Exception | None) -> None:
         """`backward()` is left. Autograd calls nobody back where it was ended by an exception."""
@@ -216,6 +252,7 @@ class GradientTap:
             self._pass_over()
             return
         self._in_pass = False
+        self._inner.clear()
         with self._remembered, torch.no_grad():
             self._sink.pass_broken(raised)
 

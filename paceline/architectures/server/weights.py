@@ -226,7 +226,7 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a torch function on served weights: wait for what it reads, announce what it writes."""
     if func in UNTOUCHING:
         return func(*args, **kwargs)
-    target = args[0] if args and writes(func) else kwargs.get("out")
+    target = (args[:1] or kwargs) if writes(func) else kwargs.get("out")
     written = _found(target, [])
     for tensor in written:
         tensor.weights.write()
