@@ -7,7 +7,7 @@ import paceline
 from tests.scripts.toy import Net, loader, numbers
 
 EXPECTED = {
-    "server*": "refused: weights are changed between backward and step",
+    "server*": "refused: an optimizer that distribute was not given takes the step",
     "server:mode=*": "refused: steps another optimizer",
     "average*": "refused: an optimizer that distribute was not given",
 }

@@ -109,6 +109,11 @@ class SynchronousServer:
     def take(self, optimizer: Optimizer) -> None:
         """From here on servers only average: they run one optimizer, not several."""
         if self._streaming is not None:
+            if self._streaming.has_begun:
+                raise ExchangeError(
+                    "an optimizer that distribute was not given takes the step, and gradients have "
+                    f"gone to the servers for the one before. {WAY_OUT}"
+                )
             self._take_back()
         self._watches = False
         optimizer.register_step_pre_hook(self._before_step)
