@@ -107,6 +107,10 @@ def check_applies(experiment: spec.Experiment) -> None:
         problem = f"{members} members are more than one machine starts."
         fix = f"write {MOST_MEMBERS} or fewer, or ask --on predict."
         raise SpecError("--workers", problem, fix)
+    workload = experiment.workload
+    if workload.cache and workload.data != "imagefolder":
+        problem = f"it keeps decoded photographs, and {workload.data} has none."
+        raise SpecError("--cache", problem, "leave it out, or use --data imagefolder.")
     if cluster.container:
         parse_container(cluster.container)
     if experiment.engine != "here":
@@ -127,6 +131,9 @@ def check_applies(experiment: spec.Experiment) -> None:
         raise SpecError("--device", problem, "leave it out, or add --on tunnel or --on predict.")
     if cluster.device == "cuda" and not _gpus():
         raise MissingError("this machine has no GPU that torch can use.", "leave --device out.")
+    if workload.graph == "on" and not _gpus():
+        problem = "CUDA graphs are recorded on a GPU, and this machine has none that torch can use."
+        raise MissingError(problem, "leave --graph out.")
     check_gpus(experiment.architecture, cluster.workers, _gpus())
 
 

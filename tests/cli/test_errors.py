@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
+from paceline.cli import job, main
+
+
+def test_graphs_of_a_gpu_are_refused_where_there_is_none(in_empty_folder, capsys, monkeypatch):
+    monkeypatch.setattr(job, "_gpus", lambda: 0)
+    with pytest.raises(SystemExit) as stop:
+        main.main(["train", "--graph", "on"])
+    assert stop.value.code == 2
+    assert "leave --graph out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -52,6 +60,7 @@ from paceline.cli import main
         (["train", "--workers", "1000000", "-a", "ring"], "1000000 members are more than"),
         (["train", "--link", "1gbit"], "add --on tunnel"),
         (["train", "--device", "k80"], "add --on tunnel"),
+        (["train", "--cache"], "keeps decoded photographs, and shapes has none"),
         (["train", "--dilation", "inf"], "dilation = inf"),
         (["train", "--resume", "absent"], "absent does not exist"),
         (["train", "--data-dir", "absent"], "there is no folder absent"),
