@@ -12,10 +12,14 @@ PacelineError
 
 KeyboardInterrupt
 └── Interrupted             somebody asked the launcher to end; not an error of the run
+
+SystemExit
+└── JobOver                 the job that this worker joined is over: so is its own part
 """
 
 import difflib
 import signal
+import sys
 from collections.abc import Iterable, Mapping
 
 
@@ -124,6 +128,21 @@ class Interrupted(KeyboardInterrupt):
 
     def __str__(self) -> str:
         return f"{self.brief}; what was recorded is in {self.kept}." if self.kept else self.brief
+
+
+class JobOver(SystemExit):
+    """The others have finished; one who joined them has done its part and ends, with status 0.
+
+    No Exception: a script that counts its steps by itself, and would go on, must not have to know.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.code = 0
+
+    def tell(self) -> None:
+        """Say why; Python ends without a word."""
+        print(f"paceline: {self.args[0]}", file=sys.stderr, flush=True)
 
 
 def _how(exit_status: int) -> str:

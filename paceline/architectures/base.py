@@ -34,6 +34,14 @@ AfterBackward = Callable[[Exception | None], None]
 """Called with what a backward pass raised."""
 
 
+class MembersChanged(Protocol):
+    """See `Context`."""
+
+    def __call__(
+        self, members: tuple[int, ...], lost: tuple[int, ...], left: tuple[int, ...] = ()
+    ) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """What an architecture may use of its surroundings."""
@@ -62,13 +70,13 @@ class Context:
     ended: Callable[[], dict[str, int]] = dict
     """Workers that have ended well, and after how many steps."""
 
-    members_changed: Callable[[tuple[int, ...], tuple[int, ...]], None] = lambda members, lost: None
+    members_changed: MembersChanged = lambda members, lost, left=(): None
     """Called between two steps on every worker: ranks of those who take the next one, newcomers
-    among them, and ranks lost. From then on they share the whole batch.
+    among them, ranks lost, and of those who have left. From then on they share the whole batch.
     """
 
     left_out: Callable[[int, int, int], None] = lambda worker, step, steps: None
-    """Called before `members_changed` with a lost worker, the first step that it does not count in,
+    """Called before `members_changed` with such a worker, the first step that it does not count in,
     and in how many steps from that one on samples were divided with it all the same."""
 
     lost_from: Callable[[int, int], None] = lambda worker, step: None

@@ -144,14 +144,15 @@ class AllReduce(Action, frozen=True):
 
 
 class CrewChange(Action, frozen=True):
-    """Who comes to the job or is lost, from the step `since` on; 0: from now on. To one who joins
-    all come, itself too."""
+    """Who comes to the job, leaves it or is lost, from the step `since` on; 0: from now on. To one
+    who joins all come, itself too."""
 
     since: int
     come: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     cut: int | None = None
-    """The first step that the lost do not count in, where that is the same in all chunks: those who
+    """The first step that these do not count in, where that is the same in all chunks: those who
     take part in it and in others until `since` have divided the samples with them."""
 
 

@@ -64,7 +64,8 @@ class Chunks:
         """As arbiter. Those it told may be lost before other seats know; a newcomer tells it then.
         No earlier one can be unknown: a choice is made when all seats have closed those before."""
         self._unassigned = set() if assigned else set(self._slots)
-        self._pulls: list[Pull] = []
+        self._pulls: dict[int, list[Pull]] = {}
+        """Those of each chunk that wait for a version, or for weights to be there at all."""
         self._fetches: list[FetchState] = []
         """For the state of chunks that this seat takes in and does not have yet."""
         self._admission = Admission(plan.rules)
@@ -132,7 +133,7 @@ class Chunks:
         slot.version += 1
         slot.absent = work.absent if work.kind == "mean" else ()
         actions = self._answer(slot) if work.kind == "mean" else self._copy(work.chunk, slot)
-        return [*actions, *self._answer_pulls()] if self._pulls else actions
+        return [*actions, *self._answer_pulls((work.chunk,))] if self._pulls else actions
 
     def _copy(self, chunk: int, slot: Slot) -> list[Action]:
         """Answer; where chunks have second homes, give its state one before any other worker is."""
@@ -330,25 +331,46 @@ class Chunks:
         return found
 
     def _decide(self, chunk: int, index: int, step: Step, commits: dict[int, Commit]) -> Work:
-        scales = {commit.scale for commit in commits.values()} or {1.0}
-        if len(scales) > 1:
-            raise ExchangeError(f"workers scale the gradient of step {index} differently: {scales}")
-        parts = self._parts(index, step)
-        # One that was lost may not have said by which settings it goes.
-        known = [w for w, _, _ in parts if w in commits or not step.pushes[w].hold]
-        first = step.pushes[known[0]] if known else None
-        settings = None
+        first = self._guide(step, commits)
+        scale, settings = 1.0, None
         if first is not None:
-            settings = self._settings.of(commits.get(first.worker, first))
+            told = commits.get(first.worker, first)
+            scale, settings = self._scale(index, step, commits, told), self._settings.of(told)
             if self.rules.mode in ("sync", "bounded"):
                 self._check_alike(index, step, commits, settings)
         only_mean = step.mean or not self.rules.updates
         kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
         rate = self._rate_factor(index, step)
-        return Work(kind, chunk, index, parts, settings, scales.pop(), rate, step.absent())
+        parts = self._parts(index, step)
+        return Work(kind, chunk, index, parts, settings, scale, rate, step.absent())
+
+    def _guide(self, step: Step, commits: dict[int, Commit]) -> Push | None:
+        """Whose settings a step goes by: those of one who was there from the start, and has said
+        them; one that was lost may not have. Where workers differ, of one who brings a gradient."""
+
+        def order(push: Push) -> tuple[bool, bool, bool, int]:
+            is_told = push.worker in commits or not push.hold
+            return push.generation > 0, not is_told, push.empty, push.worker
+
+        return min(step.pushes.values(), key=order, default=None)
+
+    def _scale(
+        self, index: int, step: Step, commits: dict[int, Commit], told: Push | Commit
+    ) -> float:
+        """Those who joined later follow the others."""
+        founders = [c.scale for c in commits.values() if not step.pushes[c.worker].generation]
+        if len(set(founders)) > 1:
+            scales = ", ".join(f"{scale:g}" for scale in sorted(set(founders)))
+            raise ExchangeError(
+                f"workers scale the gradient of step {index} by different factors, {scales}: clip "
+                "by the norm of all gradients on every worker, or on none."
+            )
+        return told.scale if isinstance(told, Commit) else 1.0
 
     def _parts(self, index: int, step: Step) -> tuple[Part, ...]:
-        return step.parts(lacking=self._losses.lacks(index))
+        named = self.rules.mode in ("sync", "bounded")
+        has_left = named and self.roster.lacks(index, self.rules.cut_steps)
+        return step.parts(lacking=has_left or self._losses.lacks(index))
 
     def _check_alike(
         self,
@@ -371,22 +393,27 @@ class Chunks:
 
     # Pulls.
 
-    def _answer_pulls(self) -> list[Action]:
-        if not self._pulls:
-            return []
+    def _answer_pulls(self, chunks: Iterable[int] | None = None) -> list[Action]:
+        """Of these chunks, or of all."""
         actions: list[Action] = []
-        waiting = []
-        for pull in self._pulls:
-            slot = self._slot(pull.chunk)
-            version, is_there = slot.version, slot.is_copied and slot.version >= pull.version
-            known = self.roster.admits(pull.worker, pull.generation)
-            if pull.chunk in self._unassigned or not is_there or not known:
-                waiting.append(pull)
-            else:
-                answer = Answer(pull.worker, pull.chunk, version)
-                actions.append(Send(f"worker{pull.worker}", answer, pull.chunk))
-        self._pulls = waiting
+        for chunk in list(self._pulls) if chunks is None else chunks:
+            waiting = self._pulls.pop(chunk, ())
+            if not waiting:
+                continue
+            due = [pull for pull in waiting if self._is_due(pull)]
+            version = self._slot(chunk).version
+            for pull in due:
+                answer = Answer(pull.worker, chunk, version)
+                actions.append(Send(f"worker{pull.worker}", answer, chunk))
+            if len(due) < len(waiting):
+                self._pulls[chunk] = [pull for pull in waiting if pull not in due]
         return actions
+
+    def _is_due(self, pull: Pull) -> bool:
+        slot = self._slot(pull.chunk)
+        is_there = slot.is_copied and slot.version >= pull.version
+        is_known = self.roster.admits(pull.worker, pull.generation)
+        return is_known and is_there and pull.chunk not in self._unassigned
 
     def _recount(self) -> None:
         """Which steps have all their gradients may be others, now that others make them."""
@@ -403,6 +430,9 @@ class Chunks:
     def _furthest(self) -> int:
         """The furthest step of which a gradient has come."""
         return max((max(s.seen.values(), default=-1) for s in self._slots.values()), default=-1)
+
+    def _furthest_of(self, worker: int) -> int:
+        return max((slot.seen.get(worker, -1) for slot in self._slots.values()), default=-1)
 
     def _check_ended(self, step: int) -> list[Action]:
         """Some worker takes this step: where steps are exclusive all end together, or the script is

@@ -18,7 +18,7 @@ import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from paceline.errors import ExchangeError
+from paceline.errors import ExchangeError, JobOver
 from paceline.protocol.actions import (
     Action,
     Asked,
@@ -221,8 +221,7 @@ class ExchangeMachine:
                 self._crew[worker] = step
                 return [CrewChange(step, come=(worker,))]
             case Gone(worker) if worker in self._crew:
-                del self._crew[worker]
-                return [CrewChange(0, lost=(worker,))]
+                return [self._without(event)]
             case Newcomer() | Gone():
                 return []  # came before
             case Gathered():
@@ -234,9 +233,17 @@ class ExchangeMachine:
                 return self._doubted(event)
             case Cut():
                 return self._cut(event)
-            case Stop(reason):
-                raise ExchangeError(reason)
+            case Stop(reason, over):
+                raise JobOver(reason) if over else ExchangeError(reason)
         raise ExchangeError(f"a worker cannot handle {event!r}.")
+
+    def _without(self, gone: Gone) -> CrewChange:
+        del self._crew[gone.worker]
+        who, cut = (gone.worker,), None if gone.step < 0 else gone.step
+        since = 0 if cut is None else cut + self._plan.rules.cut_steps
+        if gone.left:
+            return CrewChange(since, left=who, cut=cut)
+        return CrewChange(since, lost=who, cut=cut)
 
     def _needs(self, lost: Lost) -> bool:
         """Its loss concerns this worker: also when it has finished, where it serves. Then it stays
@@ -447,6 +454,10 @@ class ExchangeMachine:
 
     def _lose_seat(self, member: str) -> list[Action]:
         """Tell the seats that are left what is here of its chunks, and go on with them."""
+        if self._welcomes:
+            raise ExchangeError(
+                f"{member} has gone, or the whole job, before worker{self.worker} got in."
+            )
         lost = f"{member} was lost in step {self.step}"
         if not self._plan.rules.second_homes:
             raise ExchangeError(f"{lost}, and with it the weights that it served.")
@@ -454,7 +465,7 @@ class ExchangeMachine:
         if others := self._losses.undecided.difference([self._plan.seats[seat].worker]):
             names = " and ".join(f"worker{worker}" for worker in sorted(others))
             raise ExchangeError(f"{lost}, when the loss of {names} was not settled.")
-        if self._welcomes or any(isinstance(asked, Pull) for asked in self._outstanding.values()):
+        if any(isinstance(asked, Pull) for asked in self._outstanding.values()):
             raise ExchangeError(f"{lost}, before worker{self.worker} had all weights.")
         orphans = self._homes.lose(seat)
         self._owners = self._homes.owners

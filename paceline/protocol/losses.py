@@ -73,6 +73,11 @@ class SeatLosses:
         """What was decided of some of these."""
         return [cut for cut in self._cuts if set(workers) & set(cut.lost)]
 
+    def leave(self, step: int) -> None:
+        """Somebody takes no part in this step and later ones: what is gathered of these must be
+        said anew, as of fewer."""
+        self.gathered = max(self.sealed, min(self.gathered, step))
+
     def move(self, needed: Collection[int]) -> None:
         """A seat was lost: what is gathered here must be said anew."""
         self.serves = self._seat in needed

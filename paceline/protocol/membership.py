@@ -21,6 +21,13 @@ class Stay:
     """The first that does not any more, once it has finished or was cut out."""
 
     lost: bool = False
+    is_out: bool = False
+    """It had joined, and was sent away or left without a gradient."""
+
+    @property
+    def counts(self) -> bool:
+        """Its end says where the job's may be."""
+        return not (self.lost or self.is_out)
 
 
 class Roster:
@@ -32,6 +39,9 @@ class Roster:
         self._stays = {worker: Stay(0, step) for worker in range(workers)}
         self._lost: set[int] = set()
         self._doubted: set[int] = set()
+        self._departed: set[int] = set()
+        self._left: set[int] = set()
+        """First steps that somebody who left takes no part in."""
         self._settle()
 
     @property
@@ -41,13 +51,14 @@ class Roster:
 
     @property
     def alive(self) -> frozenset[int]:
-        """Those that were not lost, whether they have finished or not."""
-        return frozenset(self._stays) - self._lost
+        """Those that are there, whether they have finished or not."""
+        return frozenset(self._stays) - self._lost - self._departed
 
     def admits(self, worker: int, generation: int) -> bool:
         """A message of this worker, admitted in this generation, counts."""
         stay = self._stays.get(worker)
-        return stay is not None and stay.generation == generation and worker not in self._lost
+        is_there = stay is not None and not stay.is_out and worker not in self._lost
+        return is_there and self._stays[worker].generation == generation
 
     def knows(self, worker: int) -> bool:
         """It was admitted, and perhaps lost since."""
@@ -57,6 +68,25 @@ class Roster:
         """It has finished: its connection may close."""
         stay = self._stays.get(worker)
         return stay is not None and stay.until is not None and not stay.lost
+
+    def has_joined(self, worker: int) -> bool:
+        """It was not there from the start."""
+        stay = self._stays.get(worker)
+        return stay is not None and stay.generation > 0
+
+    def is_over(self, step: float, *, exclusive: bool) -> bool:
+        """The job, before this step: all take the same steps, or everyone its own, and all who
+        were there from the start have finished."""
+        if exclusive:
+            return self.first_end < math.inf and step >= self.first_end
+        ends = [s.until for s in self._stays.values() if s.generation == 0 and not s.lost]
+        known = [until for until in ends if until is not None]
+        return 0 < len(ends) == len(known) and step >= max(known)
+
+    def since(self, worker: int) -> int:
+        """The first step that waited for it."""
+        stay = self._stays.get(worker)
+        return 0 if stay is None else stay.since
 
     def expected(self, step: int) -> frozenset[int]:
         """Whose gradients make this step."""
@@ -70,8 +100,12 @@ class Roster:
 
     def ended(self, step: int) -> dict[int, int]:
         """Those that finished before this step, and how many they took part in."""
-        until = {worker: stay.until for worker, stay in self._stays.items() if not stay.lost}
+        until = {worker: stay.until for worker, stay in self._stays.items() if stay.counts}
         return {w: steps for w, steps in until.items() if steps is not None and steps <= step}
+
+    def lacks(self, step: int, cut_steps: int) -> bool:
+        """Its samples were divided with one who has left, when others had not heard of that."""
+        return any(since <= step < since + cut_steps for since in self._left)
 
     def join(self, worker: int, generation: int, step: int) -> None:
         """Wait for it from `step` on."""
@@ -80,7 +114,23 @@ class Roster:
         self._settle()
 
     def leave(self, worker: int, step: int) -> None:
+        self._left.add(step)
         self._stays[worker].until = step
+        self._settle()
+
+    def depart(self, worker: int) -> None:
+        """It has finished, and its connection is closed: it can be asked nothing any more."""
+        self._departed.add(worker)
+
+    def withdraw(self, worker: int) -> None:
+        """It had joined, and leaves without having brought a gradient."""
+        since = self._stays[worker].since
+        self._left.add(since)
+        self.send_away(worker, since)
+
+    def send_away(self, worker: int, step: int) -> None:
+        """It had joined: no step from this one on waits for it, and nothing comes from it."""
+        self._stays[worker].until, self._stays[worker].is_out = step, True
         self._settle()
 
     def lose(self, worker: int) -> None:
@@ -115,7 +165,7 @@ class Roster:
         until = [max(s.since, s.until or 0) for s in stays]
         self._settled_from = math.inf if self._doubted else max(until, default=0)
         """From this step on all are waited for who are present."""
-        ends = [s.until for s in stays if s.until is not None and not s.lost]
+        ends = [s.until for s in stays if s.until is not None and s.counts]
         self.first_end = min(ends, default=math.inf)
         """The first step that somebody who finished takes no part in."""
 
@@ -140,5 +190,5 @@ class CrewBook:
         due = [change for change in self._changes if change.since <= step]
         self._changes = [change for change in self._changes if change.since > step]
         for change in due:
-            self.crew = self.crew.union(change.come).difference(change.lost)
+            self.crew = self.crew.union(change.come).difference(change.lost, change.left)
             yield change

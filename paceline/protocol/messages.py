@@ -174,9 +174,13 @@ class Settled(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A seat tells the workers that one of them was lost; they go on without it."""
+    """A seat tells the workers that one of them was lost or has left; they go on without it."""
 
     worker: int
+    step: int = -1
+    """The first that it takes no part in, where that is the same in all chunks."""
+
+    left: bool = False
 
 
 class Gathered(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -326,6 +330,8 @@ class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A seat cannot go on, and so nobody can; told to the workers, who say the same."""
 
     reason: str
+    over: bool = False
+    """The job is over, and this is for one who joined it and would go on."""
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):

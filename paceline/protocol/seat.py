@@ -17,6 +17,7 @@ forward passes use first), `done` says who may be answered now. A chunk's versio
 that are done. Where others go on without a lost worker, chunks are not independent: `losses.py`.
 """
 
+import math
 from collections.abc import Collection, Iterable
 
 from paceline.errors import ExchangeError
@@ -76,6 +77,8 @@ class SeatMachine(Chunks):
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
+            case Push(worker, _, step) if self._is_too_late(worker, step):
+                return [*self._turn_away((worker,)), *self._go_on()]
             case Push():
                 return self._push(event)
             case Spare(push):
@@ -90,8 +93,8 @@ class SeatMachine(Chunks):
             case Chosen():
                 return self._take_choice(event)
             case Pull():
-                self._pulls.append(event)
-                return self._answer_pulls()
+                self._pulls.setdefault(event.chunk, []).append(event)
+                return self._answer_pulls((event.chunk,))
             case Assign() | AssignState():
                 return self._install(event)
             case FetchState() if self._homes.takes_in(event.chunk):
@@ -192,7 +195,7 @@ class SeatMachine(Chunks):
             raise ExchangeError("a server was lost while weights or state were set anew.")
         if isinstance(event, Assign):
             self._unassigned.discard(event.chunk)
-        return [Install(event), *self._answer_pulls()]
+        return [Install(event), *self._answer_pulls((event.chunk,))]
 
     # Coming and going.
 
@@ -200,11 +203,15 @@ class SeatMachine(Chunks):
         """Take a worker in: as arbiter decide from which step on, else do as it decided."""
         newest = max((slot.closed for slot in self._slots.values()), default=0)
         told_others: list[Action] = []
-        if isinstance(event, Join) and self.roster.is_lost(event.worker):
-            return []  # overtaken by the news of its loss
+        is_gone = self.roster.is_lost(event.worker) or self.roster.has_ended(event.worker)
+        if isinstance(event, Join) and is_gone:
+            return []  # overtaken by the news of that
         if isinstance(event, Join) and self._homes.lost:
             reason = f"{self._homes.names} was lost: this job takes no newcomers any more."
             return [Send(f"worker{event.worker}", Stop(reason))]
+        if isinstance(event, Join) and self._is_over():
+            stop = Stop("the job ended before this worker took part.", over=True)
+            return [Send(f"worker{event.worker}", stop)]
         if isinstance(event, Join) and self._losses.doubted:
             self._joins.append(event)
             return []
@@ -232,13 +239,66 @@ class SeatMachine(Chunks):
         return [*told_others, *sends, *self._close_all(), *self._answer_pulls()]
 
     def _leave(self, event: Leave) -> list[Action]:
-        self.roster.leave(event.worker, event.steps)
+        withdraws = self._has_brought_nothing(event.worker)
+        if withdraws:
+            self.roster.withdraw(event.worker)
+            self._admission.lose(event.worker)
+        else:
+            self.roster.leave(event.worker, event.steps)
         self._losses.seal(event.sealed)
-        notes = self._check_ended(self._furthest())
+        self._losses.leave(event.steps)
+        told: list[Action] = []
+        if withdraws or not self.rules.exclusive:  # else all end together
+            news = Gone(event.worker, event.steps, left=True)
+            told += [Send(f"worker{one}", news) for one in sorted(self.roster.present)]
+        furthest = {w: self._furthest_of(w) for w in sorted(self.roster.present)}
+        told += self._turn_away([w for w, step in furthest.items() if self._is_too_late(w, step)])
+        ahead = [step for w, step in furthest.items() if w in self.roster.present]
+        told += [*self._check_ended(max(ahead, default=-1)), *self._go_on()]
+        return [*told, *self._decide_cut(), *self._rescue()]
+
+    def _go_on(self) -> list[Action]:
+        """Others are waited for than before."""
         if self.rules.whole:
             self._recount()
-        told = [*notes, *self._choose(), *self._close_all(), *self._answer_pulls()]
-        return [*told, *self._decide_cut(), *self._rescue()]
+        return [*self._choose(), *self._close_all(), *self._answer_pulls()]
+
+    def _has_brought_nothing(self, worker: int) -> bool:
+        """It joined, and no gradient of it is here: it can go as if it had not come."""
+        is_new = worker in self.roster.present and self.roster.has_joined(worker)
+        return is_new and not any(worker in slot.seen for slot in self._slots.values())
+
+    def _is_over(self, step: float = math.inf) -> bool:
+        """The job, before this step; without one, for who would still come, or go."""
+        return self.roster.is_over(step, exclusive=self.rules.exclusive)
+
+    def _is_too_late(self, worker: int, step: float = math.inf) -> bool:
+        """It joined a job that is over: nobody waits for it."""
+        return self.roster.has_joined(worker) and self._is_over(step)
+
+    def _turn_away(self, workers: Iterable[int]) -> list[Action]:
+        """They go on where the job is over; what they brought for later steps is dropped."""
+        actions: list[Action] = []
+        for worker in workers:
+            steps = int(self.roster.first_end)
+            reason = f"the others have finished after {steps} steps, and so has worker{worker}."
+            actions += [Send(f"worker{worker}", Stop(reason, over=True)), *self._forget(worker)]
+            actions += self._drop((worker,), steps)
+            self.roster.send_away(worker, steps)
+            self._losses.leave(steps)
+            for slot in self._slots.values():
+                slot.seen.pop(worker, None)
+        return actions
+
+    def _drop(self, workers: Collection[int], since: int) -> list[Action]:
+        """What they have brought for this step and later ones."""
+        actions: list[Action] = []
+        for chunk, slot in self._slots.items():
+            for index, step in slot.steps.items():
+                for worker in set(workers) & step.pushes.keys() if index >= since else ():
+                    del step.pushes[worker]
+                    actions.append(Drop(chunk, worker, index))
+        return actions
 
     def _lose(self, member: str) -> list[Action]:
         """What it sent counts where it came; from here on nobody waits for it."""
@@ -246,20 +306,29 @@ class SeatMachine(Chunks):
             return []  # the workers tell what that means
         worker = int(member.removeprefix("worker"))
         if self.roster.has_ended(worker):
-            return []
+            self.roster.depart(worker)
+            return self._rescue()
         if self.rules.whole:
             return self._doubt((worker,))
-        told = self._go_on_without(worker) if worker in self.roster.present else []
-        self.roster.lose(worker)
+        told, was_present = list[Action](), worker in self.roster.present
+        news = Gone(worker)
+        if self._has_brought_nothing(worker):
+            news = Gone(worker, self.roster.since(worker))
+            self.roster.withdraw(worker)
+        else:
+            self._check_goes_on(worker)
+            self.roster.lose(worker)
+        if was_present:
+            told += [Send(f"worker{one}", news) for one in sorted(self.roster.present)]
         self._admission.lose(worker)
         for who in self._declared.values():
             who.discard(worker)
-        forgotten = self._forget(worker)
-        return [*told, *forgotten, *self._choose(), *self._close_all(), *self._answer_pulls()]
+        return [*told, *self._forget(worker), *self._go_on()]
 
     def _forget(self, worker: int) -> list[Action]:
         """It is answered no more, and what it has sent too little of is dropped."""
-        self._pulls = [pull for pull in self._pulls if pull.worker != worker]
+        for chunk, pulls in self._pulls.items():
+            self._pulls[chunk] = [pull for pull in pulls if pull.worker != worker]
         for slot in self._slots.values():
             slot.waiting.pop(worker, None)
         mine = [push for push in self._unsettled if push.worker == worker]
@@ -268,12 +337,11 @@ class SeatMachine(Chunks):
 
     def _doubt(self, workers: Iterable[int]) -> list[Action]:
         """Take nothing from the lost any more, and have the others find out from which step on they
-        are missing everywhere."""
+        are missing everywhere. One that has finished here may not have got so far elsewhere."""
         dropped: list[Action] = []
-        news = [w for w in workers if not self.roster.is_lost(w) and not self.roster.has_ended(w)]
+        news = [worker for worker in workers if not self.roster.is_lost(worker)]
         for worker in news:
-            if worker in self.roster.present:
-                self._check_goes_on(worker)
+            self._check_goes_on(worker)
             if self._homes.is_open:
                 raise ExchangeError(
                     f"worker{worker} was lost before all that {self._homes.names} had was with "
@@ -314,11 +382,7 @@ class SeatMachine(Chunks):
         for worker in cut.lost:
             self.roster.cut(worker, cut.step)
         self._losses.cut(cut)
-        for chunk, slot in self._slots.items():
-            for index, step in slot.steps.items():
-                for worker in set(cut.lost) & step.pushes.keys() if index >= cut.step else ():
-                    del step.pushes[worker]
-                    actions.append(Drop(chunk, worker, index))
+        actions += self._drop(cut.lost, cut.step)
         self._recount()
         actions += [*self._rescue(), *self._close_all(), *self._answer_pulls()]
         joins, self._joins = self._joins, []
@@ -354,7 +418,9 @@ class SeatMachine(Chunks):
         """A server was lost: take in the chunks that are dealt to this seat."""
         seats = [self._plan.seats[seat] for seat in event.lost if seat not in self._homes.lost]
         inside = [seat.worker for seat in seats if seat.worker is not None]
-        actions = self._doubt(inside)
+        for worker in filter(self.roster.has_ended, inside):
+            self.roster.depart(worker)
+        actions = self._doubt([w for w in inside if not self.roster.has_ended(w)])
         news = self._homes.hear(event)
         doubted = self._losses.doubted.difference(inside)
         others = [*sorted(doubted), *self._admission.pending] if news else []
@@ -424,14 +490,17 @@ class SeatMachine(Chunks):
         self._recount()
         return [*actions, *self._close_all()]
 
-    def _go_on_without(self, worker: int) -> list[Action]:
-        self._check_goes_on(worker)
-        left = self.roster.present - {worker}
-        return [Send(f"worker{one}", Gone(worker)) for one in sorted(left)]
+    def _has_done_its_part(self, worker: int) -> bool:
+        """It joined a job that is over, and no step needs a gradient of it any more."""
+        last = self.roster.first_end - 1
+        brought = all(slot.seen.get(worker, -1) >= last for slot in self._slots.values())
+        by_name = self.rules.mode in ("sync", "bounded")
+        return self._is_too_late(worker) and (brought or not by_name)
 
     def _check_goes_on(self, worker: int) -> None:
-        reason = self.rules.cannot_go_on(worker, len(self.roster.present - {worker}))
-        if reason:
+        present = self.roster.present
+        reason = self.rules.cannot_go_on(worker, len(present - {worker}))
+        if worker in present and reason and not self._has_done_its_part(worker):
             raise ExchangeError(f"worker{worker} was lost{self._when(worker)}, and {reason}.")
 
     def _when(self, worker: int) -> str:
@@ -439,5 +508,6 @@ class SeatMachine(Chunks):
         worker in this process."""
         step = self._step_beside if self.rules.exclusive else None
         if self._slots:
-            step = min(slot.seen.get(worker, -1) for slot in self._slots.values()) + 1
+            seen = min(slot.seen.get(worker, -1) for slot in self._slots.values())
+            step = max(seen + 1, self.roster.since(worker))
         return "" if step is None else f" in step {step}"

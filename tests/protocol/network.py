@@ -39,12 +39,14 @@ from paceline.protocol.messages import (
     Answer,
     Copy,
     Cut,
+    Gone,
     Handed,
     Newcomer,
     Orphans,
     Push,
     Spare,
     State,
+    Stop,
 )
 from paceline.protocol.plan import Shape, make_plan, why_no_second_homes, workers_serve
 from paceline.protocol.seat import SeatMachine
@@ -52,7 +54,7 @@ from paceline.protocol.seat import SeatMachine
 MOST_EVENTS = 5_000
 
 
-FIRST = frozenset((Newcomer, Admitted, Cut, Copy, Orphans))
+FIRST = frozenset((Newcomer, Admitted, Cut, Copy, Orphans, Gone))
 """What is sent behind these on the same way stays behind them."""
 
 BEGUN_LATE = -1.0
@@ -82,7 +84,7 @@ class Trainer:
 
     def __init__(self, member, chunks, steps, *, script, joins=False):
         self.member, self.machine, self.chunks = member, member.worker, chunks
-        self.script, self.steps, self.joins = script, steps, joins
+        self.script, self.steps, self.joins, self.is_new = script, steps, joins, joins
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
         self.fetched, self.states = -1, set()
@@ -215,15 +217,14 @@ class Network:
             worker = int(name[6:]) if name.startswith("worker") else None
             self.add(name, worker, seat)
 
-    def add(self, name, worker, seat, joins=False):
+    def add(self, name, worker, seat, joins=False, steps=None):
         machine = None if worker is None else self.machines[0](self.plan, worker)
         member = self.members[name] = Member(name, World(self, name), machine, seat)
         self.stirred.add(name)
         if machine is not None:
             chunks = len(self.plan.owners)
-            self.trainers[name] = Trainer(
-                member, chunks, self.steps, script=self.script, joins=joins
-            )
+            steps = self.steps if steps is None else steps
+            self.trainers[name] = Trainer(member, chunks, steps, script=self.script, joins=joins)
 
     # What members want.
 
@@ -406,6 +407,8 @@ class Network:
             return
         self.stirred.add(to)
         match kind:
+            case "message" if type(what.message) is Stop:
+                self.end(to, what.message)
             case "message":
                 self.unpack(to, what)
                 self.members[to].receive(what.message, for_seat=what.seat)
@@ -421,6 +424,16 @@ class Network:
                 self.members[to].lose(source)
 
     # Coming and going.
+
+    def end(self, name, stop):
+        """One who joined hears that the job is over, and ends."""
+        assert self.trainers[name].is_new, stop.reason
+        self.gone[name] = self.trainers.pop(name)
+        self.killed.add(int(name.removeprefix("worker")))
+        del self.members[name]
+        self.stirred.discard(name)
+        self.flight = [f for f in self.flight if f[2] != name]
+        self.flight += [("lost", name, seat.member, None) for seat in self.plan.seats]
 
     def kill(self, worker):
         """It dies: of what it had sent some is lost, and then every seat hears of it."""
@@ -466,9 +479,10 @@ class Network:
         stays = self.plan.seat_of(name) is not None and not self.plan.rules.second_homes
         return not stays and bool(others or not whole)
 
-    def join(self, worker):
+    def join(self, worker, steps=None):
+        """`steps`: another number of them than the others take."""
         name = f"worker{worker}"
-        self.add(name, worker, None, joins=True)
+        self.add(name, worker, None, joins=True, steps=steps)
         self.members[name].tell(Enter())
 
     # What must hold.
@@ -518,9 +532,11 @@ class Network:
             assert not seen or math.isclose(mean, sum(seen) / len(seen)), "another mean"
 
     def cuts_of(self):
-        """The first step that each lost worker does not count in, as some seat knows it."""
+        """The first step that each who was lost, or has left, does not count in, as some seat knows
+        it."""
         seats = [member.seat for member in self.members.values() if member.seat is not None]
-        return {cut.step for seat in seats for cut in seat._losses._cuts}
+        left = {step for seat in seats for step in seat.roster._left}
+        return left | {cut.step for seat in seats for cut in seat._losses._cuts}
 
     def check_crew(self, name, trainer):
         """Whoever takes part in a step has shared its samples with all who do."""

@@ -50,8 +50,12 @@ MODES = [
     {"mode": "async"},
 ]
 plots = st.lists(
-    st.tuples(st.sampled_from(["join", "kill"]), st.integers(0, 60)), min_size=1, max_size=5
+    st.tuples(st.sampled_from(["join", "visit", "stay", "kill"]), st.integers(0, 60)),
+    min_size=1,
+    max_size=5,
 )  # what happens, and how many events later
+STEPS_OF_ONE_WHO = {"visit": 0, "stay": 20}
+"""Joins and leaves at once; joins and would go on when the others have finished."""
 
 
 def a_way(rng, plan):
@@ -70,8 +74,8 @@ def live(rng, network, plot):
         # Of those who serve `test_spares.py` says when they can be lost.
         able = [w for w in able if network.plan.seat_of(f"worker{w}") is None]
         able = [worker for worker in able if network.can_lose(worker)]
-        if change == "join":
-            network.join(newest)
+        if change != "kill":
+            network.join(newest, STEPS_OF_ONE_WHO.get(change))
             newest += 1
         elif able:
             network.kill(rng.choice(able))

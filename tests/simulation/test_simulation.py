@@ -244,7 +244,7 @@ MUTANTS = {
     DecidesWithoutVows: "someone waits for ever",
     CountsTheLost: "another mean",
     DividesAtOnce: "another mean",
-    LeavesNewsBehind: "someone waits for ever",
+    LeavesNewsBehind: "a gradient was taken and never summed",
     AppliesAgain: "a gradient was taken twice",
     AnswersEarly: "staler than its bound",
     WaitsForTheLost: "a seat waits for ever",

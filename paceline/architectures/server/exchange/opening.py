@@ -116,9 +116,11 @@ class Exchange:
             if change.cut is not None:
                 done = max(change.cut, self.worker.machine.step) if steps == math.inf else steps
                 divided = min(change.since, done)
-                for worker in change.lost:
+                for worker in (*change.lost, *change.left):
                     self._context.left_out(worker, change.cut, int(divided) - change.cut)
-            self._context.members_changed(tuple(sorted(self._book.crew)), change.lost)
+            if not change.left or steps < math.inf:  # else this one ends too
+                crew = tuple(sorted(self._book.crew))
+                self._context.members_changed(crew, change.lost, change.left)
 
     def gather(self, key: str, note: str) -> list[str]:
         """The notes of all workers, on all of them; of those who are lost only what they left. What

@@ -17,7 +17,7 @@ from paceline.architectures.compression import Codec
 from paceline.architectures.server.exchange.carriers import Carrier, Payloads
 from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange.memory import Flats, Piece, as_buffer, from_buffer
-from paceline.errors import DeadlineError
+from paceline.errors import DeadlineError, JobOver
 from paceline.protocol.actions import (
     Asked,
     Assigned,
@@ -353,6 +353,8 @@ class WorkerSide:
         """The loop has ended badly: whoever waits is told."""
         with self._changed:
             self.failure = error
+            if isinstance(error, JobOver):
+                error.tell()
             for came in list(self._waits):
                 self._let_go(came)
             self._changed.notify_all()
