@@ -245,7 +245,7 @@ def join(experiment: spec.Experiment, target: str, given: Sequence[str]) -> NoRe
     told = joining.to_environment(joining.read_invitation(target, os.environ))
     newcomer = joining.identify(told)
     assert newcomer is not None, "it was invited"
-    check_joins(newcomer)
+    check_joins(newcomer, script)
     foreign = (*TORCH_VARIABLES, "PACELINE_MEMBER")
     inherited = {name: value for name, value in os.environ.items() if name not in foreign}
     environment = {**inherited, **told}

@@ -57,7 +57,10 @@ def read_invitation(text: str, environ: Mapping[str, str]) -> Invitation:
         raise SpecError(
             "--join", problem, "name the folder of a run, or the coordinator HOST:PORT."
         )
-    return Invitation(coordinator=text, key=environ.get("PACELINE_KEY", ""))
+    if not environ.get("PACELINE_KEY"):
+        problem = "a job lets nobody in without its key, and PACELINE_KEY is not set."
+        raise SpecError("--join", problem, "set it to the job's, or name the folder of the run.")
+    return Invitation(coordinator=text, key=environ["PACELINE_KEY"])
 
 
 def to_environment(invitation: Invitation) -> dict[str, str]:

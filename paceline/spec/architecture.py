@@ -219,7 +219,7 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
 
     @property
     def takes_newcomers(self) -> bool:
-        return self.placement == "dedicated"
+        return self.placement == "dedicated" and self.update != "worker"
 
     @property
     def survives(self) -> bool:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 NOTE_BYTES = 1 << 14
 """A note that all hear from the first worker: the state of a random generator fits."""
 
+CALLED = "the job's script calls mean() or barrier(), which are over those who began it"
+INSIDE = (
+    "the job's workers agree on more than gradients: they update by themselves, or the script has "
+    "hooks on its tensors"
+)
+
 
 class Everyone:
     """They meet when one is asked for first."""
@@ -24,8 +30,9 @@ class Everyone:
         self._session = session
         self._group: Collective | None = None
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean of a value over the workers; every worker calls it at the same point."""
+    def mean(self, value: Tensor, why: str = CALLED) -> Tensor:
+        """The mean of a value over the workers; every worker calls it at the same point. `why`
+        nobody can join any more."""
         if self._session.workers == 1:
             return value
         if self._session.has_joined:
@@ -33,9 +40,7 @@ class Everyone:
             raise SpecError(
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
-        self._session.close_to_newcomers(
-            "calls mean() or barrier(), which are over those who began"
-        )
+        self._session.close_to_newcomers(why)
         together = self._together()
         while True:
             total = value.detach().to("cpu", torch.float64, copy=True).contiguous()

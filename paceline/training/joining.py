@@ -5,7 +5,10 @@ can be known is checked: a worker that has a place and fails is lost to the othe
 """
 
 import contextlib
+import hashlib
 import platform
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -19,9 +22,9 @@ from paceline.training import stores
 
 KEY = "job"
 OBSTACLE = "newcomers"
-"""Why the script of worker 0 takes none, as its steps have shown; empty where it does."""
+"""Why the job takes none, as its steps have shown; empty where it does."""
 
-UNDIVIDED = "takes batches that paceline.shard did not divide"
+UNDIVIDED = "the job's script takes batches that paceline.shard did not divide"
 REACH_SECONDS = 3.0
 AGAIN_SECONDS = 0.2
 WHERE = "--join"
@@ -37,10 +40,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The host of all members; empty where they are on several."""
 
     owns_interfaces: bool
-    has_key: bool
-    """The launcher has given members a key."""
-
     run: str
+    script: str
+    arguments: tuple[str, ...]
     goes_on: bool = False
 
 
@@ -52,18 +54,40 @@ def announce(store: Store, identity: Identity, options: spec.Architecture) -> No
         servers=identity.servers,
         host=platform.node() if identity.on_one_host else "",
         owns_interfaces=identity.owns_interfaces,
-        has_key=bool(identity.key),
         run=identity.run,
+        script=_own_script(),
+        arguments=tuple(sys.argv[1:]),
         goes_on=identity.goes_on,
     )
     store.set(KEY, msgspec.json.encode(job).decode())
 
 
-def check(identity: Identity) -> None:
+def check(identity: Identity, script: spec.Script) -> None:
     """Raise SpecError where the job at the coordinator of `identity` cannot take a worker in, or
-    nobody answers there: before a script is started that would find that out."""
+    nobody answers there: before the script is started, which would find that out."""
     with contextlib.closing(_open(identity)) as store:
-        _look(store, identity)
+        job = _look(store, identity)
+    if job.script != (_digest(script.path) if script.path else script.module):
+        problem = f"{script.name} is not, or no more, what the job's workers run."
+        raise SpecError(WHERE, problem, "join with the same script.")
+    if job.arguments != script.arguments:
+        theirs = f"with {shlex.join(job.arguments)}" if job.arguments else "without arguments"
+        problem = f"the job's workers run {script.name} {theirs}, and this one would differ."
+        raise SpecError(WHERE, problem, "give it the same arguments.")
+
+
+def _own_script() -> str:
+    """What this process runs: the name of a module, or what a file holds."""
+    main = sys.modules["__main__"]
+    module = getattr(main, "__spec__", None)
+    if module is not None and module.name != "__main__":
+        return str(module.name.removesuffix(".__main__"))
+    return _digest(getattr(main, "__file__", None) or "")
+
+
+def _digest(path: str) -> str:
+    file = Path(path) / "__main__.py" if Path(path).is_dir() else Path(path)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
@@ -124,7 +148,7 @@ def _look(store: Store, identity: Identity) -> Job:
     job = msgspec.json.decode(_learn(store, identity, KEY), type=Job)
     _check(job, identity)
     if why := _learn(store, identity, OBSTACLE):
-        problem = f"the job's script {why}: there is no part for one more worker."
+        problem = f"{why}: there is no part for one more worker."
         fix = "let it shard one loader and train one model, or start it with all its workers."
         raise SpecError(WHERE, problem, fix)
     return job
@@ -150,9 +174,6 @@ def _check(job: Job, identity: Identity) -> None:
     if job.workers == 1:
         problem = "the job began with one worker, which reads whole batches."
         raise SpecError(where, problem, "start it with two workers or more.")
-    if job.has_key and not identity.key:
-        problem = "the job has a key, and this worker has none."
-        raise SpecError(where, problem, "set PACELINE_KEY to the job's.")
     if job.host and job.host != platform.node():
         problem = f"all members are on {job.host} and listen there only; this is {platform.node()}."
         raise SpecError(where, problem, "join it from there, or start it on several hosts.")

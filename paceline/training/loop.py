@@ -197,7 +197,7 @@ class _Worker:
         """Take a step; False where a worker was lost in it, and all make it again."""
         session, model = self._session, self._model
         if not isinstance(model, PipelineModel):
-            session.gradients.scale_by(len(batch[0]) * len(session.members) / total)
+            session.gradients.scale_by(len(batch[0]) * len(session.sharing) / total)
         again = session.survivors.go_on and session.survivors.makes_again
         before = [one.clone() for one in model.buffers()] if again else []
         try:

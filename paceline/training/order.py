@@ -9,7 +9,7 @@ import ast
 import time
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,12 +23,21 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from paceline.errors import ExchangeError, SpecError
+from paceline.errors import ExchangeError, JobOver, SpecError
+from paceline.training.places import Place
 from paceline.training.session import Session
 from paceline.training.stores import DEADLINE_SECONDS, POLL_SECONDS, unanswered
 
 Group = list[list[Any]]
 """What a step is made of: one list of indices, or one for each worker."""
+
+
+class Drawn(NamedTuple):
+    """A group, and where it stands among all of a job."""
+
+    place: Place
+    group: Group
+
 
 DRAWN_AT_ONCE = (SubsetRandomSampler, WeightedRandomSampler)
 """Their passes are drawn whole before the first index is out, and may travel whole."""
@@ -57,6 +66,8 @@ class Order:
         self._at_once = type(sampler) in DRAWN_AT_ONCE
         self._seed, self._epoch, self._last_seed = seed, 0, 0
         self._passes = 0
+        self._begins: Place | None = None
+        """Where one who joined does."""
         if seed is not None and self._shuffler is None and not self._is_fixed:
             drawn_by = type(source if sampler is None else sampler).__name__
             fix = f"leave out seed, and seed {drawn_by} itself."
@@ -69,18 +80,22 @@ class Order:
         """The next pass is `epoch`. It decides the order where a seed was given."""
         self._epoch = epoch
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[Drawn]:
         """One pass; the pass begins when the first group is asked for.
 
         One who joined leaves out what the others had done before.
         """
         number, self._passes = self._passes, self._passes + 1
         epoch, self._epoch = self._epoch, self._epoch + 1
-        done = max(0, self._session.start - number * len(self)) if self._session.has_joined else 0
-        if done == 0:
-            yield from self._drawn(number, epoch)
-        elif done < len(self):
-            yield from islice(self._drawn(number, epoch), done, None)
+        begins = (0, 0)
+        if self._session.has_joined:
+            begins = self._begins = self._begins or self._session.places.find(len(self))
+        if number < begins[0]:
+            return
+        skipped = begins[1] if number == begins[0] else 0
+        drawn = islice(self._drawn(number, epoch), skipped, None)
+        for index, group in enumerate(drawn, start=skipped):
+            yield Drawn((number, index), group)
 
     def _drawn(self, number: int, epoch: int) -> Iterator[Group]:
         if self._shuffler is not None and (self._session.workers > 1 or self._seed is not None):
@@ -155,7 +170,7 @@ def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
         store.set(key, value)
         return value
     try:
-        if session.has_successors:
+        if session.has_successors or session.has_joined:
             _await(session, store, key, leader)
         value = bytes(store.get(key)).decode()
         if not kept and store.add(f"{key}/read", 1) == session.workers - 1:
@@ -172,6 +187,13 @@ def _await(session: Session, store: Store, key: str, leader: int) -> None:
     more: some may have read what it had drawn, and some not."""
     end = time.monotonic() + DEADLINE_SECONDS
     while not store.check([key]) and time.monotonic() < end:
+        if session.has_joined and store.check([f"ended/worker{leader}"]):
+            over = JobOver(
+                f"worker{leader} has finished and draws no more batches: so has "
+                f"{session.identity.name}, which joined the job."
+            )
+            over.tell()
+            raise over
         if leader in session.lost_from:
             raise ExchangeError(
                 f"worker{leader} was lost in step {session.step}, just when it drew the next "

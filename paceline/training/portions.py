@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from paceline.data.sampling import split
 from paceline.errors import SpecError
-from paceline.training.order import Group, Order
+from paceline.training.order import Drawn, Order
 from paceline.training.session import Session
 
 
@@ -56,7 +56,7 @@ class Portions(Protocol):
 
 def division(shares: Sequence[float], session: Session) -> tuple[list[float], int]:
     """The shares of the workers that are there, and this worker's place among them."""
-    members, usual = session.members, sum(shares) / len(shares)
+    members, usual = session.sharing, sum(shares) / len(shares)
     there = [shares[rank] if rank < len(shares) else usual for rank in members]  # some joined later
     return there, members.index(session.rank)
 
@@ -153,13 +153,13 @@ class IndexPortions:
             self._next = None
 
     def _draw(self) -> "_Draw":
-        return _Draw(self._order.groups(), self._session, self._shares)
+        return _Draw(self._order, self._session, self._shares)
 
 
 class _Taken(NamedTuple):
     """A group that was divided, and among whom."""
 
-    group: Group
+    drawn: Drawn
     members: tuple[int, ...]
     own: int
     total: int
@@ -168,21 +168,23 @@ class _Taken(NamedTuple):
 class _Draw(Iterator[list[Any]]):
     """This worker's indices of one pass, and how those drawn so far were divided."""
 
-    def __init__(self, groups: Iterator[Group], session: Session, shares: list[float]) -> None:
-        self._groups, self._session, self._shares = groups, session, shares
+    def __init__(self, order: Order, session: Session, shares: list[float]) -> None:
+        self._order, self._session, self._shares = order, session, shares
+        self._groups: Iterator[Drawn] = order.groups()
         self._taken: deque[_Taken] = deque()
         """Drawn and not yet handed over: processes that read ahead are given several."""
         self.is_displaced = False
 
     def __next__(self) -> list[Any]:
-        group = next(self._groups)
+        drawn = next(self._groups)
+        group = drawn.group
         there, place = division(self._shares, self._session)
         together = list(chain.from_iterable(group))
         if len(group) == len(there) > 1 and len(set(there)) == 1:
             own = group[place]  # a batch for each worker, as the script's own sampler made them
         else:
             own = together[split(len(together), there)[place]]
-        self._taken.append(_Taken(group, self._session.members, len(own), len(together)))
+        self._taken.append(_Taken(drawn, self._session.sharing, len(own), len(together)))
         return own or together[:1]
 
     @property
@@ -193,11 +195,12 @@ class _Draw(Iterator[list[Any]]):
             raise SpecError(
                 "shard", problem, "use persistent_workers=False for passes in parallel."
             )
-        return self._taken[0].members != self._session.members
+        return self._taken[0].members != self._session.sharing
 
     def hand_over(self, batch: Any) -> Portion:
         """`batch` is what was read for the oldest indices."""
         taken = self._taken.popleft()
+        self._session.places.hand_over(taken.drawn.place, self._order)
         return Portion(batch, taken.own, taken.total, len(taken.members))
 
     def pass_over(self) -> None:
@@ -207,7 +210,7 @@ class _Draw(Iterator[list[Any]]):
 
     def divide_again(self) -> None:
         """Put back what was not handed over."""
-        self._groups = chain([taken.group for taken in self._taken], self._groups)
+        self._groups = chain([taken.drawn for taken in self._taken], self._groups)
         self._taken.clear()
 
 

@@ -38,8 +38,9 @@ from paceline.telemetry import Recorder, StepClock
 from paceline.training import gathering, joining, stores
 from paceline.training.backward import AroundBackward
 from paceline.training.device_clock import DeviceClock
-from paceline.training.everyone import Everyone
+from paceline.training.everyone import INSIDE, Everyone
 from paceline.training.numbers import Numbers
+from paceline.training.places import Places
 from paceline.training.reach import Reach
 from paceline.training.scaled import ScaledGradients
 from paceline.training.script_profile import ScriptProfile
@@ -82,6 +83,7 @@ class Session:
         """Who of the architectures is told that a pass has ended."""
         self.everyone = Everyone(self)
         self.survivors = Survivors(self)
+        self.places = Places(self)
         self._trained_samples = 0
         self._sharded = 0
         self.shares_batches = False
@@ -99,6 +101,8 @@ class Session:
         self.members = tuple(range(self.workers))
         """Ranks of the workers that are there: fewer once one is lost and the rest goes on, more
         once one has joined."""
+        self.ended: set[int] = set()
+        """Those of them that have ended before this worker, and share no batch any more."""
         self.lost_from: dict[int, int] = {}
         """Lost workers, and the first step that each does not count in, as soon as it is known: by
         the time that the next step is begun."""
@@ -151,6 +155,11 @@ class Session:
     def speaks_for_all(self) -> bool:
         """One worker does what is done once for all: worker 0 while it is there."""
         return self.identity.role == "worker" and self.rank == self.leader
+
+    @property
+    def sharing(self) -> tuple[int, ...]:
+        """The workers among which a batch is divided."""
+        return tuple(rank for rank in self.members if rank not in self.ended)
 
     @property
     def there(self) -> tuple[int, ...]:
@@ -235,7 +244,7 @@ class Session:
             note=self.note,
             deadline_seconds=stores.DEADLINE_SECONDS,
             weight=lambda: self.gradients.scale,
-            mean=self.everyone.mean,
+            mean=lambda value: self.everyone.mean(value, INSIDE),
             ended=self._ended,
             members_changed=self.survivors.members_changed,
             left_out=self.survivors.leave_out,
@@ -265,7 +274,7 @@ class Session:
             problem = "a worker that joined trains one model, and this is the second."
             raise SpecError("distribute", problem, "start the job with all its workers.")
         if self._trained:
-            self.close_to_newcomers("trains several models")
+            self.close_to_newcomers("the job's script trains several models")
         number, trained = len(self._trained), Trained(model, optimizers)
         if trained.device.type == "cuda" and not self._trained:
             self.clock = DeviceClock()
@@ -376,8 +385,13 @@ class Session:
         """The script divides a loader among the workers."""
         self._sharded += 1
 
+    @property
+    def is_closed_to_newcomers(self) -> bool:
+        """Nobody can join any more."""
+        return bool(self._closed_to_newcomers)
+
     def close_to_newcomers(self, why: str) -> None:
-        """Nobody can join any more: of the script, `why`. The first reason is the one told."""
+        """Nobody can join any more, and why. The first reason is the one told."""
         self._closed_to_newcomers = self._closed_to_newcomers or why
 
     def _tell_newcomers(self) -> None:

@@ -66,12 +66,12 @@ class ShardedLoader(DataLoader[Any]):
         """The reader whose processes go on between passes, and for which members it was made."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        if self._kept is not None and self._kept[0] == self._session.members:
+        if self._kept is not None and self._kept[0] == self._session.sharing:
             reader = self._kept[1]
         else:
             reader = self._portions.reader(self)
         if self.persistent_workers:
-            self._kept = (self._session.members, reader)
+            self._kept = (self._session.sharing, reader)
         portions = self._portions.begin(reader)
         return Pass(portions, self._portions, self._session, self._ledger, self._use)
 
@@ -122,8 +122,7 @@ def shard(
     name = f"shard/{ledger.num_loaders}"
     if what := _cannot_be_entered(loader, ledger.num_loaders):
         _refuse_joined(session, what)
-    if not session.has_joined:
-        _compare(session, name, _describe(loader, batch))
+    _compare(session, name, _describe(loader, batch))
     portions = _portions(loader, session, name, batch == "per-worker", shares, seed)
     ledger.is_needed |= not portions.is_even
     return ShardedLoader(loader, portions, session, ledger)
@@ -209,7 +208,7 @@ def _cannot_be_entered(loader: DataLoader[Any], number: int) -> str:
 
 def _refuse_joined(session: Session, what: str) -> None:
     """Nobody joins a script that shards this; one who has must not train."""
-    session.close_to_newcomers(f"shards {what}")
+    session.close_to_newcomers(f"the job's script shards {what}")
     if session.has_joined:
         problem = f"this worker joined a job that ran, and cannot go on inside {what}."
         fix = "shard one DataLoader, shuffled or in order, whose generator is torch's own."
@@ -237,7 +236,7 @@ def _check_sizes(session: Session, batches: BatchSampler, samples: int | None, t
 
 
 def _compare(session: Session, name: str, own: str) -> None:
-    theirs = agree(session, name, own)
+    theirs = agree(session, name, own, kept=True)
     if theirs != own:
         problem = f"worker {session.rank} divides {own}, where worker 0 divides {theirs}."
         fix = (

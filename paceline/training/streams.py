@@ -118,7 +118,7 @@ class ReadyPortions:
     def __iter__(self) -> Iterator[Any]:
         """As a sampler: every index, on every worker."""
         assert self._order is not None, "a stream has no indices"
-        for ((index,),) in self._order.groups():
+        for _, ((index,),) in self._order.groups():
             yield index
 
     def set_epoch(self, epoch: int) -> None:
@@ -137,11 +137,11 @@ class ReadyPortions:
         return self._dealt(batches) if self._deal else map(self._cut, batches)
 
     def _dealt(self, batches: Iterator[Any]) -> Iterator[Portion]:
-        while hand := list(islice(batches, len(self._session.members))):
+        while hand := list(islice(batches, len(self._session.sharing))):
             sizes = [size_of(batch) for batch in hand]
-            place = self._session.members.index(self._session.rank)
+            place = self._session.sharing.index(self._session.rank)
             own, size = (hand[place], sizes[place]) if place < len(hand) else (hand[0], 0)
-            yield Portion(own, size, sum(sizes), len(self._session.members))
+            yield Portion(own, size, sum(sizes), len(self._session.sharing))
 
     def _cut(self, batch: Any) -> Portion:
         there, place = division(self._shares, self._session)

@@ -46,6 +46,7 @@ class Survivors:
             return
         self.lost_servers.add(name)
         session = self._session
+        session.close_to_newcomers(f"{name} was lost")
         if session.recorder is not None and session.speaks_for_all:
             left = session.identity.servers - len(self.lost_servers)
             others = f"the other {left} serve" if left > 1 else "the last one serves"
@@ -56,19 +57,32 @@ class Survivors:
         were divided with it."""
         self._left_out[rank] = step, steps
 
-    def members_changed(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
+    def members_changed(
+        self, members: tuple[int, ...], lost: tuple[int, ...], left: tuple[int, ...] = ()
+    ) -> None:
         """Called between two steps: these share the batch from here on."""
-        session, unseen = self._session, {rank: self._unseen(rank) for rank in lost}
+        session = self._session
+        unseen = {rank: self._unseen(rank) for rank in (*lost, *left)}
+        session.ended.update(left)
+        members = tuple(sorted({*members, *session.ended}))
         come, session.members = set(members) - set(session.members), members
-        if session.recorder is not None and session.speaks_for_all:
-            for rank in lost:
-                since, _ = self._left_out.get(rank, (session.step, 0))
-                others = f"the other {len(members)} share"
-                others = others if len(members) > 1 else "the last one computes"
-                session.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
-            for rank in come:
-                text = f"worker{rank} joined after step {session.step}"
-                session.note(f"{text}; {len(members)} workers share the batch from then on")
+        for rank in come - {session.rank} if not session.has_joined else ():
+            session.places.welcome(rank)
+        if session.recorder is None or not session.speaks_for_all:
+            return
+        count = len(session.sharing)
+        for rank in lost:
+            since, _ = self._left_out.get(rank, (session.step, 0))
+            others = f"the other {count} share" if count > 1 else "the last one computes"
+            session.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
+        for rank in left:
+            since, _ = self._left_out[rank]
+            text = f"worker{rank} takes part in no step from {since} on"
+            text = f"{text}; {unseen[rank]} of its samples were not seen" if unseen[rank] else text
+            session.note(f"{text}; {count} workers share the batch from {session.step} on")
+        for rank in come:
+            text = f"worker{rank} joined after step {session.step}"
+            session.note(f"{text}; {count} workers share the batch from then on")
 
     def _unseen(self, rank: int) -> int | None:
         """How many samples of a worker that was lost nobody has trained on: those that were divided
@@ -77,7 +91,7 @@ class Survivors:
         last, scale = session.recent[-1] if session.recent else None, session.gradients.scale
         if last is None or rank not in self._left_out or not (last.samples and scale):
             return None
-        crew = sorted({*session.members, rank})
+        crew = sorted({*session.sharing, rank})
         given = session.folder.experiment().cluster.shares if session.folder is not None else ()
         shares = [given[member] if member < len(given) else 1.0 for member in crew]
         total = round(last.samples * len(crew) / scale)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -133,6 +134,21 @@ def test_at_its_own_pace_the_newcomers_gradients_are_applied(tmp_path):
     assert applied["worker2"] == chunks * len(own)
 
 
+SCRIPT = spec.Script(path=str(PROGRAM))
+
+
+@contextlib.contextmanager
+def as_program():
+    """This process is one that runs the script."""
+    main = mock.patch.multiple(sys.modules["__main__"], __spec__=None, __file__=str(PROGRAM))
+    with main, mock.patch.object(sys, "argv", [str(PROGRAM)]):
+        yield
+
+
+def look(newcomer):
+    check(newcomer, SCRIPT)
+
+
 REFUSED = ["single", "ring", "average", "hybrid", "replicated", "pipeline"]
 REFUSED += ["server:placement=colocated", "server:placement=optimal"]
 
@@ -148,13 +164,14 @@ def opened():
             given = {"coordinator": where, "coordinator_descriptor": door.detach(), "key": key}
             worker0 = Identity(workers=2, servers=1, local_members=3, **given)
             store = stack.enter_context(contextlib.closing(stores.open_store(worker0)))
-            announce(store, worker0, spec.parse_architecture(architecture))
+            with as_program():
+                announce(store, worker0, spec.parse_architecture(architecture))
             return store, joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
 
         yield open_job
 
 
-@pytest.mark.parametrize("asks", [join, check])
+@pytest.mark.parametrize("asks", [join, look])
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_what_cannot_take_a_worker_in_says_so(architecture, asks, opened):
     _, newcomer = opened(architecture)
@@ -163,7 +180,7 @@ def test_what_cannot_take_a_worker_in_says_so(architecture, asks, opened):
         asks(newcomer)
 
 
-@pytest.mark.parametrize("asks", [join, check])
+@pytest.mark.parametrize("asks", [join, look])
 def test_a_script_that_divides_nothing_takes_nobody_in(asks, opened):
     store, newcomer = opened("server")
     store.set(OBSTACLE, UNDIVIDED)
@@ -192,7 +209,7 @@ def test_one_who_came_as_the_job_ended_hears_so_at_once(opened):
 def test_one_who_comes_after_the_end_does_not_wait_as_founders_do(opened):
     store, newcomer = opened("server")
     store.set(OBSTACLE, "")
-    check(newcomer)
+    look(newcomer)
     store.close()
     began = time.monotonic()
     with pytest.raises(SpecError, match="nobody answers"):
@@ -204,7 +221,7 @@ def test_another_key_is_told_in_a_sentence(opened):
     _, newcomer = opened("server")
     stranger = msgspec.structs.replace(newcomer, key="another")
     with pytest.raises(SpecError, match="do not know the same key"):
-        check(stranger)
+        look(stranger)
 
 
 def test_where_nobody_listens_that_is_said_within_seconds():
@@ -212,7 +229,7 @@ def test_where_nobody_listens_that_is_said_within_seconds():
         where = f"127.0.0.1:{door.getsockname()[1]}"
     began = time.monotonic()
     with pytest.raises(SpecError, match=f"nobody answers at {where}"):
-        check(joining.identify({joining.VARIABLE: where, "PACELINE_KEY": "any"}))
+        look(joining.identify({joining.VARIABLE: where, "PACELINE_KEY": "any"}))
     assert time.monotonic() - began < 10.0
 
 

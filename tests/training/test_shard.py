@@ -316,10 +316,10 @@ def test_nothing_is_left_in_the_store_but_what_those_who_join_need():
     for worker in workers:
         for sampler in (Coloured(19), SubsetRandomSampler(range(9))):
             show(worker.shard(DataLoader(Numbers(1000), 5, sampler=sampler)))
-    assert store.num_keys() == keys
+    assert store.num_keys() == keys + 2, "what each loader divides"
     for worker in workers:
         show(worker.shard(DataLoader(Numbers(1000), 5, shuffle=True)), passes=3)
-    assert store.num_keys() == keys + 3, "the seed of each pass"
+    assert store.num_keys() == keys + 3 + 3, "the seed of each pass too"
 
 
 def test_batch_sampler_and_lists_of_indices_for_the_data_set():
@@ -557,10 +557,10 @@ def test_who_could_join_hears_what_nobody_can_enter():
     next(iter(loader))
     assert first.shares_batches
     first.shard(plain)
-    assert first.closed == ["shards a second loader"]
+    assert first.closed == ["the job's script shards a second loader"]
     (other, _) = job(2)
     other.shard(weighted)
-    assert other.closed == ["shards a loader with WeightedRandomSampler"]
+    assert other.closed == ["the job's script shards a loader with WeightedRandomSampler"]
     second.has_joined = True
     with pytest.raises(SpecError, match="cannot go on inside a loader with WeightedRandomSampler"):
         second.shard(weighted)

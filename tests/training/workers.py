@@ -9,6 +9,7 @@ from torch.distributed import HashStore
 
 from paceline.telemetry import StepClock
 from paceline.training import sharding
+from paceline.training.places import Places
 from paceline.training.scaled import ScaledGradients
 
 
@@ -30,6 +31,16 @@ class Worker:
         self.shares_batches = False
         self.closed: list[str] = []
         """Why nobody can join, as it was said."""
+        self.identity = SimpleNamespace(servers=0)
+        self.places = Places(self)
+
+    @property
+    def sharing(self) -> tuple[int, ...]:
+        return self.members
+
+    @property
+    def is_closed_to_newcomers(self) -> bool:
+        return bool(self.closed)
 
     @property
     def leader(self) -> int:
