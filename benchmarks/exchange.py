@@ -1,12 +1,12 @@
-"""Exchange of gradients on one host: gloo, MPI and our servers, beside a plain copy of the bytes.
+"""Exchange of gradients on one host: gloo, MPI, our servers, `hybrid`, and a plain copy of it.
 
     python benchmarks/exchange.py --json
 
 Every worker is one process that takes part in all of them, one after the other in each round, so
 that noise hits all alike. `server-shm` starts with the gradients in the shared segment, where the
 backward hook puts them, and ends with the mean where all can read it; `server-shm-copied` includes
-putting them there. `server-tcp` goes through loopback sockets and ends with the mean in every
-worker's own memory, as gloo and MPI do.
+putting them there. `hybrid` starts there too, and ends with the sum in every worker's own memory,
+as gloo and MPI do. `server-tcp` goes through loopback sockets, from and to one's own memory.
 """
 
 import argparse
@@ -28,6 +28,8 @@ import torch.distributed as dist
 
 from paceline import spec
 from paceline.architectures.base import Context
+from paceline.architectures.host_sums import HostCollective
+from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange import setup
 from paceline.architectures.server.exchange.memory import Piece
 from paceline.architectures.server.exchange.plan import Exchanged
@@ -35,9 +37,10 @@ from paceline.launch import Identity
 from paceline.launch.local import share_cores
 from paceline.models.memory import keep_freed_memory
 from paceline.protocol.actions import Ready
+from paceline.protocol.buckets import HYBRID_BUCKET_BYTES
 from paceline.telemetry import StepClock
 
-EXCHANGES = ("memcpy", "gloo", "server-shm", "server-shm-copied", "server-tcp", "mpi")
+EXCHANGES = ("memcpy", "gloo", "server-shm", "server-shm-copied", "hybrid", "server-tcp", "mpi")
 SIZES_MB = (1, 16, 100, 528)
 WORKERS = (2, 4)
 ROUNDS = 3
@@ -46,6 +49,7 @@ TARGETS = (
     ("gloo", "server-shm", 100, 4.0),
     ("mpi", "server-shm", 100, 1.5),
     ("mpi", "server-shm", 1, 1.0),
+    ("mpi", "hybrid", 1, 1.0),
     ("gloo", "server-tcp", 100, 1.1),
 )
 """Peer, ours, MB, and how many times as fast we want to be."""
@@ -137,6 +141,7 @@ def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
             "server-shm-copied": server(shared, source, from_source=True),
             "server-tcp": server(travelling, source, from_source=True),
         }
+        sums, exchanges["hybrid"] = hybrid(size_mb, facts, store)
         if facts["mpi"]:
             exchanges["mpi"] = mpi(source, target, workers)
         exchanges = {name: found for name, found in exchanges.items() if name in given.only}
@@ -154,6 +159,7 @@ def be_member(facts: dict[str, int], given: argparse.Namespace) -> None:
         dist.barrier()
         for member in (shared, travelling):
             member.close(30.0)
+        sums.close()
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(rows))
@@ -209,21 +215,50 @@ def mpi(source: torch.Tensor, target: torch.Tensor, workers: int) -> Exchange:
     return lambda: MPI.COMM_WORLD.Allreduce(give, take)
 
 
-def join(
-    size_mb: int, transport: str, facts: dict[str, int], store: dist.Store, target: torch.Tensor
-) -> setup.OpenWorker:
-    """Become a worker with a colocated server that only sums: an all-reduce by code that trains."""
+def context(name: str, facts: dict[str, int], store: dist.Store) -> Context:
+    """What an architecture of this worker may use, in an exchange of its own."""
     rank, workers = facts["rank"], facts["workers"]
     identity = Identity(
         index=rank, workers=workers, local_index=rank, local_members=workers, key="benchmark"
     )
-    context = Context(
+    return Context(
         identity=identity,
-        store=dist.PrefixStore(f"{size_mb}/{transport}", store),
+        store=dist.PrefixStore(name, store),
         clock=StepClock(),
         device=torch.device("cpu"),
         note=lambda text: None,
     )
+
+
+def hybrid(
+    size_mb: int, facts: dict[str, int], store: dist.Store
+) -> tuple[HostCollective, Exchange]:
+    """Buckets as `hybrid` deals them, all of them full at once."""
+    own = context(f"{size_mb}/hybrid", facts, store)
+    sums = HostCollective(own, Meeting(own), [range(facts["workers"])], lambda: None)
+    most = HYBRID_BUCKET_BYTES // 4
+    counts = [min(most, elements(size_mb) - at) for at in range(0, elements(size_mb), most)]
+    buckets = [sums.allocate_bucket(count, torch.float32, own.device) for count in counts]
+    sums.connect()
+
+    def exchange() -> None:
+        for bucket in buckets:
+            sums.start(bucket)
+        sums.finish()
+
+    for bucket in buckets:
+        bucket.fill_(1.0)
+    exchange()
+    assert all(bucket.eq(facts["workers"]).all() for bucket in buckets), "hybrid did not sum"
+    for bucket in buckets:
+        bucket.zero_()  # each exchange begins with the sums of the one before
+    return sums, exchange
+
+
+def join(
+    size_mb: int, transport: str, facts: dict[str, int], store: dist.Store, target: torch.Tensor
+) -> setup.OpenWorker:
+    """Become a worker with a colocated server that only sums: an all-reduce by code that trains."""
     options = spec.parse_architecture(
         f"server:placement=colocated,update=worker,transport={transport}"
     )
@@ -231,7 +266,8 @@ def join(
     exchanged = Exchanged(
         names=["gradient"], tensors=[target], groups=[0], optimizer="", settings=[]
     )
-    return setup.set_up_worker(options, context, exchanged)
+    own = context(f"{size_mb}/{transport}", facts, store)
+    return setup.set_up_worker(options, own, exchanged)
 
 
 def server(member: setup.OpenWorker, source: torch.Tensor, *, from_source: bool) -> Exchange:

@@ -21,6 +21,7 @@ from paceline.architectures.collective import TorchCollective
 from paceline.architectures.crew import MemberLost
 from paceline.architectures.group import ended_early
 from paceline.architectures.host_stage import Stage
+from paceline.architectures.looking import pause
 from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange.worker import Moment
 from paceline.errors import DeadlineError
@@ -38,7 +39,6 @@ from paceline.protocol.collectives import (
 from paceline.protocol.messages import Message
 from paceline.wire import Segment, Ticket
 
-SPIN_SECONDS, POLL_SECONDS = 0.2e-3, 50e-6
 LOOK_SECONDS = 0.5
 """How often a worker that waits looks whether another has ended."""
 
@@ -316,7 +316,7 @@ class HostCollective:
             self._looked_after = waited_seconds
             if ended := self._context.ended():
                 raise ended_early(ended, self._context.identity.name)
-        time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
+        pause(waited_seconds)
 
     def _attach(self, key: str, author: int) -> list[Segment]:
         tickets = self._meeting.read(key, list[Ticket], f"worker{author}")

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from paceline.architectures.base import Context
 from paceline.architectures.group import ULFM, missing_at
+from paceline.architectures.looking import pause
 from paceline.errors import MissingError, SpecError
-
-SPIN_SECONDS, POLL_SECONDS = 0.5e-3, 50e-6
-"""Nobody late: answer at once. Somebody late: leave the core to whoever has work to do."""
 
 SUMMABLE = (torch.float32, torch.float64)
 """Types that MPI and numpy know too."""
@@ -112,7 +110,7 @@ class MpiCollective:
             waited_seconds = time.monotonic() - began
             if waited_seconds > self._context.deadline_seconds:
                 raise missing_at(self._context, name, self.members)
-            time.sleep(0.0 if waited_seconds < SPIN_SECONDS else POLL_SECONDS)
+            pause(waited_seconds)
 
     def _acted(self, name: str, act: Callable[[], None]) -> bool:
         """True on every survivor or on none: some may have been done before a rank died."""

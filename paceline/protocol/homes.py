@@ -207,7 +207,7 @@ class SeatHomes(Homes):
     def to_ask(self, present: Collection[int]) -> Iterator[tuple[int, int, int]]:
         """Chunk, worker, and the version it has: of chunks that all have told of, once."""
         for chunk, told in self._reports.items():
-            if chunk not in self._asked and told and told.keys() >= set(present):
+            if chunk not in self._asked and present and told.keys() >= set(present):
                 worker = self._choose(chunk, {w: told[w] for w in sorted(present)})
                 self._asked[chunk] = version = told[worker].version
                 yield chunk, worker, version
