@@ -140,9 +140,10 @@ class JobOver(SystemExit):
         super().__init__(reason)
         self.code = 0
 
-    def tell(self) -> None:
-        """Say why; Python ends without a word."""
+    def told(self) -> "JobOver":
+        """Itself, once it is said why: Python ends without a word."""
         print(f"paceline: {self.args[0]}", file=sys.stderr, flush=True)
+        return self
 
 
 def _how(exit_status: int) -> str:

@@ -164,6 +164,12 @@ class Rehomed(Action, frozen=True):
     owners: tuple[int, ...]
 
 
+class Dismissed(Action, frozen=True, gc=False):
+    """The job is over, and with it the part of this worker, which joined it and would go on."""
+
+    reason: str
+
+
 class Note(Action, frozen=True):
     """Something for the record."""
 

@@ -181,7 +181,7 @@ class Chunks:
     def _count_push(self, push: Push) -> list[Action]:
         slot = self._slots[push.chunk]
         index = slot.closed if self.rules.mode == "async" else push.step
-        newest = push.step if self.rules.mode in ("sync", "bounded") else slot.closed
+        newest = push.step if self.rules.waits_for_all else slot.closed
         self.staleness[push.worker][newest - push.version] += 1
         notes = self._check_ended(push.step)
         chosen = self._chosen.get(index)
@@ -290,7 +290,7 @@ class Chunks:
 
     def _needed(self, index: int) -> frozenset[int] | None:
         """Whose gradients the step waits for; None while a quorum is not chosen."""
-        if self.rules.mode in ("sync", "bounded"):
+        if self.rules.waits_for_all:
             return self.roster.expected(index)
         if self.rules.mode == "async":
             return frozenset()
@@ -336,7 +336,7 @@ class Chunks:
         if first is not None:
             told = commits.get(first.worker, first)
             scale, settings = self._scale(index, step, commits, told), self._settings.of(told)
-            if self.rules.mode in ("sync", "bounded"):
+            if self.rules.waits_for_all:
                 self._check_alike(index, step, commits, settings)
         only_mean = step.mean or not self.rules.updates
         kind: Kind = "mean" if only_mean else "apply" if step.measured else "update"
@@ -345,12 +345,12 @@ class Chunks:
         return Work(kind, chunk, index, parts, settings, scale, rate, step.absent())
 
     def _guide(self, step: Step, commits: dict[int, Commit]) -> Push | None:
-        """Whose settings a step goes by: those of one who was there from the start, and has said
-        them; one that was lost may not have. Where workers differ, of one who brings a gradient."""
+        """Whose settings a step goes by: of those who have said them, which one that was lost may
+        not have, one who was there from the start; where workers differ, who brings a gradient."""
 
         def order(push: Push) -> tuple[bool, bool, bool, int]:
             is_told = push.worker in commits or not push.hold
-            return push.generation > 0, not is_told, push.empty, push.worker
+            return not is_told, push.generation > 0, push.empty, push.worker
 
         return min(step.pushes.values(), key=order, default=None)
 
@@ -368,8 +368,7 @@ class Chunks:
         return told.scale if isinstance(told, Commit) else 1.0
 
     def _parts(self, index: int, step: Step) -> tuple[Part, ...]:
-        named = self.rules.mode in ("sync", "bounded")
-        has_left = named and self.roster.lacks(index, self.rules.cut_steps)
+        has_left = self.rules.waits_for_all and self.roster.lacks(index, self.rules.cut_steps)
         return step.parts(lacking=has_left or self._losses.lacks(index))
 
     def _check_alike(

@@ -18,7 +18,7 @@ import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from paceline.errors import ExchangeError, JobOver
+from paceline.errors import ExchangeError
 from paceline.protocol.actions import (
     Action,
     Asked,
@@ -27,6 +27,7 @@ from paceline.protocol.actions import (
     Configured,
     CrewChange,
     Departed,
+    Dismissed,
     Enter,
     Event,
     Exit,
@@ -125,7 +126,7 @@ class ExchangeMachine:
         self._losses = WorkerLosses(worker, self._homes.needed)
         self._welcomes: set[int] = set()
         """Seats that have not yet welcomed this worker."""
-        self._exits = self.has_left = False
+        self._exits = self._fails = self.has_left = False
         self.abandons = False
         """It failed, and others have what the seat in its process serves."""
 
@@ -150,7 +151,7 @@ class ExchangeMachine:
                 return self._ready(event)
             case Departed():
                 self._departing.discard(event.chunk)
-                return self._fill()
+                return [*self._fill(), *self._leave()]
             case Chosen():
                 # Each worker passes it on: one of those chosen may be lost before it does.
                 return self._to_seats(event, but=self._homes.arbiter)
@@ -203,9 +204,10 @@ class ExchangeMachine:
             case Welcomed():
                 return []
             case Exit(failed):
-                rules, self._exits = self._plan.rules, True
-                self.has_left |= failed and rules.whole
+                rules, self._exits, self._fails = self._plan.rules, True, failed
                 self.abandons = failed and rules.second_homes
+                serves = self.own_seat is not None and not rules.second_homes
+                self.has_left |= failed and rules.least_workers is not None and not serves
                 return self._leave()
             case Lost() if event.member in self._members and self._needs(event):
                 return self._lose_seat(event.member)
@@ -233,14 +235,21 @@ class ExchangeMachine:
                 return self._doubted(event)
             case Cut():
                 return self._cut(event)
-            case Stop(reason, over):
-                raise JobOver(reason) if over else ExchangeError(reason)
+            case Stop(_, over) if over >= 0 and self.has_left:
+                return []  # another seat has said so, or it was about to end
+            case Stop(reason, over) if over >= 0:
+                # The others may hear that it is gone before they hear that the job is over.
+                self.has_left = True
+                leave = Leave(self.worker, over, self.generation, self._losses.sealed)
+                return [*self._to_seats(leave), Dismissed(reason)]
+            case Stop(reason):
+                raise ExchangeError(reason)
         raise ExchangeError(f"a worker cannot handle {event!r}.")
 
     def _without(self, gone: Gone) -> CrewChange:
-        del self._crew[gone.worker]
+        came = self._crew.pop(gone.worker)  # it may not have taken a step yet
         who, cut = (gone.worker,), None if gone.step < 0 else gone.step
-        since = 0 if cut is None else cut + self._plan.rules.cut_steps
+        since = came if cut is None else max(came, cut + self._plan.rules.cut_steps)
         if gone.left:
             return CrewChange(since, left=who, cut=cut)
         return CrewChange(since, lost=who, cut=cut)
@@ -351,7 +360,7 @@ class ExchangeMachine:
         actions: list[Action] = []
         while self._queue and len(self._departing) < self._window:
             _, _, push = heapq.heappop(self._queue)
-            if self._owners[push.chunk] != self.own_seat:
+            if self._owners[push.chunk] != self.own_seat and self._window < math.inf:
                 self._departing.add(push.chunk)
             actions += self._send_twice(push)
         return actions
@@ -366,7 +375,7 @@ class ExchangeMachine:
         self.late_chunks += answer.late
         usable = Usable(answer.chunk, answer.version, answer.absent)
         if not self._plan.rules.whole:
-            return [usable]
+            return [usable, *self._leave()] if self._exits else [usable]
         self._losses.seal(answer.version)  # what is updated was sealed
         mean = isinstance(asked, Push) and asked.mean
         self._homes.answered(answer.chunk, answer.version, answer.absent, mean=mean)
@@ -435,10 +444,14 @@ class ExchangeMachine:
         return [self._to_seat(self._homes.arbiter, Settled(self.worker, self.generation))]
 
     def _leave(self) -> list[Action]:
-        """Once that is wanted, every seat knows this worker, and its last step is not left open for
-        want of workers who carry news between seats."""
+        """Once that is wanted, every seat knows this worker, all that it made is on its way, and
+        its last step is not left open for want of workers who carry news between seats."""
         is_sealed = self._losses.alone or self._losses.sealed >= self.step
         if not self._exits or self.has_left or self._welcomes:
+            return []
+        is_on_its_way = self._queue or self._departing
+        is_chosen = self._plan.rules.mode != "quorum" or not self._outstanding
+        if not self._fails and (is_on_its_way or not is_chosen):
             return []
         if self._plan.rules.whole and not is_sealed:
             return []

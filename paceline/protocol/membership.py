@@ -74,14 +74,13 @@ class Roster:
         stay = self._stays.get(worker)
         return stay is not None and stay.generation > 0
 
-    def is_over(self, step: float, *, exclusive: bool) -> bool:
-        """The job, before this step: all take the same steps, or everyone its own, and all who
-        were there from the start have finished."""
+    def end(self, *, exclusive: bool) -> float:
+        """The first step that the job does not take, once that is known: all take the same steps,
+        or everyone its own, and all who were there from the start have finished."""
         if exclusive:
-            return self.first_end < math.inf and step >= self.first_end
-        ends = [s.until for s in self._stays.values() if s.generation == 0 and not s.lost]
-        known = [until for until in ends if until is not None]
-        return 0 < len(ends) == len(known) and step >= max(known)
+            return self.first_end
+        stays = [s for s in self._stays.values() if s.generation == 0 and not s.lost]
+        return max((math.inf if s.until is None else s.until for s in stays), default=math.inf)
 
     def since(self, worker: int) -> int:
         """The first step that waited for it."""

@@ -330,8 +330,8 @@ class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A seat cannot go on, and so nobody can; told to the workers, who say the same."""
 
     reason: str
-    over: bool = False
-    """The job is over, and this is for one who joined it and would go on."""
+    over: int = -1
+    """The first step that the job does not take, for one who joined it and would go on."""
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):

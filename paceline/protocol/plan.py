@@ -125,6 +125,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """A worker may write its next gradient before this one is summed: shared ones are copied."""
 
     @property
+    def waits_for_all(self) -> bool:
+        """A step is of all workers, each gradient named by its number."""
+        return self.mode in ("sync", "bounded")
+
+    @property
     def cut_steps(self) -> int:
         """After so many the batch is divided among those who are left: a worker that is told of a
         cut before it is answered has divided the batches of so many steps."""

@@ -11,7 +11,7 @@ back, so losses only grow in number; whoever hears of more reports again. Silenc
 halves of a network that is cut never both go on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event, Lost, Send
@@ -197,8 +197,10 @@ class RegroupMachine:
                 return self._look_whether_over()
         raise ExchangeError(f"a worker that may lose others cannot handle {event!r}.")
 
-    def _lose(self, workers: Iterable[int]) -> list[Action]:
-        new = {w for w in workers if w in self.members and w not in self._ever and w != self.worker}
+    def _lose(self, workers: Collection[int]) -> list[Action]:
+        if self.worker in workers:
+            return [Refuse(f"others have lost the connection to worker{self.worker}.")]
+        new = {w for w in workers if w in self.members and w not in self._ever}
         if not new or self.is_over:  # when all are done they may leave
             return []
         self._ever |= new

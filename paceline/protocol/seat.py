@@ -78,7 +78,8 @@ class SeatMachine(Chunks):
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
             case Push(worker, _, step) if self._is_too_late(worker, step):
-                return [*self._turn_away((worker,)), *self._go_on()]
+                known = self.roster.admits(worker, event.generation)
+                return [*self._turn_away((worker,)), *self._go_on()] if known else []
             case Push():
                 return self._push(event)
             case Spare(push):
@@ -209,8 +210,8 @@ class SeatMachine(Chunks):
         if isinstance(event, Join) and self._homes.lost:
             reason = f"{self._homes.names} was lost: this job takes no newcomers any more."
             return [Send(f"worker{event.worker}", Stop(reason))]
-        if isinstance(event, Join) and self._is_over():
-            stop = Stop("the job ended before this worker took part.", over=True)
+        if isinstance(event, Join) and self._end < math.inf:
+            stop = Stop("the job ended before this worker took part.", over=int(self._end))
             return [Send(f"worker{event.worker}", stop)]
         if isinstance(event, Join) and self._losses.doubted:
             self._joins.append(event)
@@ -229,7 +230,7 @@ class SeatMachine(Chunks):
         newcomer = admitted.worker, admitted.generation, admitted.step
         for worker, generation, step in (*admitted.others, newcomer):
             # Closed without it: it was lost, and the arbiter had heard of that before we have.
-            overtaken = self.rules.mode in ("sync", "bounded") and newest > step
+            overtaken = self.rules.waits_for_all and newest > step
             if not self.roster.knows(worker) and not overtaken:
                 self.roster.join(worker, generation, step)
         told = [answer] if self._last_choice is None else [answer, self._last_choice]
@@ -239,7 +240,8 @@ class SeatMachine(Chunks):
         return [*told_others, *sends, *self._close_all(), *self._answer_pulls()]
 
     def _leave(self, event: Leave) -> list[Action]:
-        withdraws = self._has_brought_nothing(event.worker)
+        has_made_none = event.steps <= self.roster.since(event.worker)
+        withdraws = has_made_none and self._has_brought_nothing(event.worker)
         if withdraws:
             self.roster.withdraw(event.worker)
             self._admission.lose(event.worker)
@@ -247,7 +249,7 @@ class SeatMachine(Chunks):
             self.roster.leave(event.worker, event.steps)
         self._losses.seal(event.sealed)
         self._losses.leave(event.steps)
-        told: list[Action] = []
+        told = self._drop((event.worker,), event.steps)
         if withdraws or not self.rules.exclusive:  # else all end together
             news = Gone(event.worker, event.steps, left=True)
             told += [Send(f"worker{one}", news) for one in sorted(self.roster.present)]
@@ -264,25 +266,27 @@ class SeatMachine(Chunks):
         return [*self._choose(), *self._close_all(), *self._answer_pulls()]
 
     def _has_brought_nothing(self, worker: int) -> bool:
-        """It joined, and no gradient of it is here: it can go as if it had not come."""
+        """It joined, and no gradient of it is here: for all that this seat knows it can go as if it
+        had not come."""
         is_new = worker in self.roster.present and self.roster.has_joined(worker)
         return is_new and not any(worker in slot.seen for slot in self._slots.values())
 
-    def _is_over(self, step: float = math.inf) -> bool:
-        """The job, before this step; without one, for who would still come, or go."""
-        return self.roster.is_over(step, exclusive=self.rules.exclusive)
+    @property
+    def _end(self) -> float:
+        """The first step that the job does not take; infinite while nobody knows."""
+        return self.roster.end(exclusive=self.rules.exclusive)
 
     def _is_too_late(self, worker: int, step: float = math.inf) -> bool:
-        """It joined a job that is over: nobody waits for it."""
-        return self.roster.has_joined(worker) and self._is_over(step)
+        """It joined a job that is over, before this step or at all: nobody waits for it."""
+        return self.roster.has_joined(worker) and self._end < math.inf and step >= self._end
 
     def _turn_away(self, workers: Iterable[int]) -> list[Action]:
         """They go on where the job is over; what they brought for later steps is dropped."""
         actions: list[Action] = []
         for worker in workers:
-            steps = int(self.roster.first_end)
+            steps = int(self._end)
             reason = f"the others have finished after {steps} steps, and so has worker{worker}."
-            actions += [Send(f"worker{worker}", Stop(reason, over=True)), *self._forget(worker)]
+            actions += [Send(f"worker{worker}", Stop(reason, over=steps)), *self._forget(worker)]
             actions += self._drop((worker,), steps)
             self.roster.send_away(worker, steps)
             self._losses.leave(steps)
@@ -310,15 +314,16 @@ class SeatMachine(Chunks):
             return self._rescue()
         if self.rules.whole:
             return self._doubt((worker,))
-        told, was_present = list[Action](), worker in self.roster.present
-        news = Gone(worker)
+        was_present, news = worker in self.roster.present, Gone(worker)
         if self._has_brought_nothing(worker):
-            news = Gone(worker, self.roster.since(worker))
+            if self.rules.waits_for_all:  # elsewhere other seats may have something of it
+                news = Gone(worker, self.roster.since(worker))
             self.roster.withdraw(worker)
         else:
             self._check_goes_on(worker)
             self.roster.lose(worker)
-        if was_present:
+        told: list[Action] = []
+        if was_present and self._slots:  # where nothing is served nobody knows what it brought
             told += [Send(f"worker{one}", news) for one in sorted(self.roster.present)]
         self._admission.lose(worker)
         for who in self._declared.values():
@@ -492,10 +497,9 @@ class SeatMachine(Chunks):
 
     def _has_done_its_part(self, worker: int) -> bool:
         """It joined a job that is over, and no step needs a gradient of it any more."""
-        last = self.roster.first_end - 1
+        last = self._end - 1
         brought = all(slot.seen.get(worker, -1) >= last for slot in self._slots.values())
-        by_name = self.rules.mode in ("sync", "bounded")
-        return self._is_too_late(worker) and (brought or not by_name)
+        return self._is_too_late(worker) and (brought or not self.rules.waits_for_all)
 
     def _check_goes_on(self, worker: int) -> None:
         present = self.roster.present

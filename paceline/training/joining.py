@@ -146,7 +146,7 @@ def _unreached(there: str) -> str:
 def _look(store: Store, identity: Identity) -> Job:
     """What the job says of itself, once it has taken a step; SpecError where it is closed."""
     job = msgspec.json.decode(_learn(store, identity, KEY), type=Job)
-    _check(job, identity)
+    _check(job)
     if why := _learn(store, identity, OBSTACLE):
         problem = f"{why}: there is no part for one more worker."
         fix = "let it shard one loader and train one model, or start it with all its workers."
@@ -165,11 +165,11 @@ def _learn(store: Store, identity: Identity, key: str) -> str:
         raise SpecError(WHERE, problem, "join it when it trains.") from error
 
 
-def _check(job: Job, identity: Identity) -> None:
+def _check(job: Job) -> None:
     name, where = spec.format_architecture(job.architecture), WHERE
     if not (job.architecture.takes_newcomers and job.servers):
         problem = f"the job trains by {name} with {job.servers} servers: its workers stay the same."
-        fix = "start it with dedicated servers: --architecture server --servers 1."
+        fix = "start it with dedicated servers that update: --architecture server --servers 1."
         raise SpecError(where, problem, fix)
     if job.workers == 1:
         problem = "the job began with one worker, which reads whole batches."

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import ExchangeError, JobOver, SpecError
-from paceline.training.places import Place
+from paceline.training.positions import Position
 from paceline.training.session import Session
 from paceline.training.stores import DEADLINE_SECONDS, POLL_SECONDS, unanswered
 
@@ -35,7 +35,7 @@ Group = list[list[Any]]
 class Drawn(NamedTuple):
     """A group, and where it stands among all of a job."""
 
-    place: Place
+    position: Position
     group: Group
 
 
@@ -66,7 +66,7 @@ class Order:
         self._at_once = type(sampler) in DRAWN_AT_ONCE
         self._seed, self._epoch, self._last_seed = seed, 0, 0
         self._passes = 0
-        self._begins: Place | None = None
+        self._begins: Position | None = None
         """Where one who joined does."""
         if seed is not None and self._shuffler is None and not self._is_fixed:
             drawn_by = type(source if sampler is None else sampler).__name__
@@ -89,7 +89,7 @@ class Order:
         epoch, self._epoch = self._epoch, self._epoch + 1
         begins = (0, 0)
         if self._session.has_joined:
-            begins = self._begins = self._begins or self._session.places.find(len(self))
+            begins = self._begins = self._begins or self._session.positions.find(len(self))
         if number < begins[0]:
             return
         skipped = begins[1] if number == begins[0] else 0
@@ -188,12 +188,10 @@ def _await(session: Session, store: Store, key: str, leader: int) -> None:
     end = time.monotonic() + DEADLINE_SECONDS
     while not store.check([key]) and time.monotonic() < end:
         if session.has_joined and store.check([f"ended/worker{leader}"]):
-            over = JobOver(
+            raise JobOver(
                 f"worker{leader} has finished and draws no more batches: so has "
                 f"{session.identity.name}, which joined the job."
-            )
-            over.tell()
-            raise over
+            ).told()
         if leader in session.lost_from:
             raise ExchangeError(
                 f"worker{leader} was lost in step {session.step}, just when it drew the next "

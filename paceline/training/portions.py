@@ -200,7 +200,7 @@ class _Draw(Iterator[list[Any]]):
     def hand_over(self, batch: Any) -> Portion:
         """`batch` is what was read for the oldest indices."""
         taken = self._taken.popleft()
-        self._session.places.hand_over(taken.drawn.place, self._order)
+        self._session.positions.hand_over(taken.drawn.position, self._order)
         return Portion(batch, taken.own, taken.total, len(taken.members))
 
     def pass_over(self) -> None:

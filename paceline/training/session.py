@@ -40,7 +40,7 @@ from paceline.training.backward import AroundBackward
 from paceline.training.device_clock import DeviceClock
 from paceline.training.everyone import INSIDE, Everyone
 from paceline.training.numbers import Numbers
-from paceline.training.places import Places
+from paceline.training.positions import Positions
 from paceline.training.reach import Reach
 from paceline.training.scaled import ScaledGradients
 from paceline.training.script_profile import ScriptProfile
@@ -83,7 +83,7 @@ class Session:
         """Who of the architectures is told that a pass has ended."""
         self.everyone = Everyone(self)
         self.survivors = Survivors(self)
-        self.places = Places(self)
+        self.positions = Positions(self)
         self._trained_samples = 0
         self._sharded = 0
         self.shares_batches = False
@@ -153,8 +153,12 @@ class Session:
 
     @property
     def speaks_for_all(self) -> bool:
-        """One worker does what is done once for all: worker 0 while it is there."""
-        return self.identity.role == "worker" and self.rank == self.leader
+        """One worker does what is done once for all: worker 0 until it ends or is lost."""
+        return self.identity.role == "worker" and self.rank == self._speaker
+
+    @property
+    def _speaker(self) -> int:
+        return min((r for r in self.there if r not in self.ended), default=self.rank)
 
     @property
     def sharing(self) -> tuple[int, ...]:
@@ -170,11 +174,12 @@ class Session:
 
     @property
     def leader(self) -> int:
+        """Who draws for all, and has drawn though it may have ended."""
         return min(self.there, default=self.rank)
 
     def note(self, text: str, kind: str = "note") -> None:
         """Put a line into the record, once for all workers unless it is this worker's own."""
-        if self.recorder is not None and (self.rank == self.leader or kind != "note"):
+        if self.recorder is not None and (self.rank == self._speaker or kind != "note"):
             self.recorder.note(text, kind, self.step)
 
     def close(self, failed: BaseException | None = None) -> None:

@@ -67,7 +67,7 @@ class Survivors:
         members = tuple(sorted({*members, *session.ended}))
         come, session.members = set(members) - set(session.members), members
         for rank in come - {session.rank} if not session.has_joined else ():
-            session.places.welcome(rank)
+            session.positions.welcome(rank)
         if session.recorder is None or not session.speaks_for_all:
             return
         count = len(session.sharing)

@@ -15,6 +15,7 @@ from paceline.protocol.actions import (
     Configured,
     CrewChange,
     Departed,
+    Dismissed,
     Drop,
     Enter,
     Exit,
@@ -46,7 +47,6 @@ from paceline.protocol.messages import (
     Push,
     Spare,
     State,
-    Stop,
 )
 from paceline.protocol.plan import Shape, make_plan, why_no_second_homes, workers_serve
 from paceline.protocol.seat import SeatMachine
@@ -118,7 +118,8 @@ class Trainer:
             self.stepped = True
             self.taken += 1
             self.divide()
-        if self.machine.outstanding:
+        is_hasty = self.script.get("hasty") and self.is_last()
+        if self.machine.outstanding and not is_hasty:
             return
         if self.script.get("fetches") and not self.has_fetched():
             return
@@ -201,6 +202,7 @@ class Network:
         self.payloads, self.arriving = {}, ()
         self.flight = []
         """(kind, from, to, what): parcels' messages, departures, work."""
+        self.dismissed = []
         self.paused, self.cuts = {}, {}
         """Members that do nothing for now, and pairs between which nothing passes."""
         self.stirred = set()
@@ -234,7 +236,7 @@ class Network:
                 assert send.message.version <= self.versions[send.message.chunk], "not done yet"
             self.flight.append(("message", source, to, send))
             self.carry(source, send)
-            if isinstance(send.message, Push):
+            if isinstance(send.message, Push) and self.plan.rules.window is not None:
                 self.flight.append(("departed", source, source, send.message.chunk))
             if isinstance(send.message, Spare):
                 heir = self.plan.seat_of(to)
@@ -309,6 +311,8 @@ class Network:
                 self.trainers[name].states.add(state.chunk)
             case CrewChange():
                 self.trainers[name].book.hear(action)
+            case Dismissed():
+                self.dismissed.append(name)
             case Usable() | KeepCopy() | Rehomed():
                 pass
             case _:
@@ -407,12 +411,12 @@ class Network:
             return
         self.stirred.add(to)
         match kind:
-            case "message" if type(what.message) is Stop:
-                self.end(to, what.message)
             case "message":
                 self.unpack(to, what)
                 self.members[to].receive(what.message, for_seat=what.seat)
-                if self.twice and self.rng.random() < 0.2:
+                if self.dismissed:
+                    self.end(self.dismissed.pop())
+                elif self.twice and self.rng.random() < 0.2:
                     self.flight.append(("again", source, to, what))
             case "again":
                 self.members[to].receive(what.message, for_seat=what.seat)
@@ -425,9 +429,9 @@ class Network:
 
     # Coming and going.
 
-    def end(self, name, stop):
-        """One who joined hears that the job is over, and ends."""
-        assert self.trainers[name].is_new, stop.reason
+    def end(self, name):
+        """One who joined was told that the job is over."""
+        assert self.trainers[name].is_new
         self.gone[name] = self.trainers.pop(name)
         self.killed.add(int(name.removeprefix("worker")))
         del self.members[name]

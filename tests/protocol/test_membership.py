@@ -15,14 +15,27 @@ from hypothesis import strategies as st
 from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.protocol import admission
-from paceline.protocol.actions import Asked, Assigned, CrewChange, Exit, Install, Lost, Ready, Send
+from paceline.protocol.actions import (
+    Asked,
+    Assigned,
+    CrewChange,
+    Departed,
+    Exit,
+    Install,
+    Lost,
+    Ready,
+    Send,
+)
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.membership import CrewBook
 from paceline.protocol.messages import (
+    Admitted,
     Answer,
     Assign,
     AssignState,
     Chosen,
+    Commit,
     Cut,
     Doubt,
     Doubted,
@@ -92,7 +105,7 @@ def live(rng, network, plot):
     mode=st.sampled_from(MODES),
     plot=plots,
     script=st.fixed_dictionaries(
-        {"twice": st.booleans(), "schedule": st.booleans(), "touches": st.booleans()}
+        {name: st.booleans() for name in ("twice", "schedule", "touches", "hasty")}
     ),
 )
 def test_whoever_comes_or_goes_the_others_end(
@@ -179,15 +192,107 @@ def test_a_step_does_not_begin_before_the_weights_of_the_one_before_have_come():
         machine.handle(Ready(0))
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_worker_that_failed_leaves_only_where_the_others_cannot_go_on(whole):
-    plan = make(2, 2, 2, whole=whole)
+@pytest.mark.parametrize(
+    ("mode", "servers", "goes_on", "leaves"),
+    [
+        ("sync", 2, False, True),
+        ("sync", 2, True, False),
+        ("async", 2, False, False),
+        ("quorum", 2, False, False),
+        ("async", 0, False, True),  # its seat serves on until the others have finished
+    ],
+)
+def test_a_worker_that_failed_leaves_only_where_the_others_cannot_go_on(
+    mode, servers, goes_on, leaves
+):
+    sizes = [ParameterSize(name=f"p{i}", elements=16) for i in range(4)]
+    shape = Shape(workers=2, servers=servers, goes_on=goes_on)
+    plan = make_plan(sizes, spec.Server(mode=mode, chunk="64B"), shape)
     machine = ExchangeMachine(plan, 0)
     told = machine.handle(Exit(failed=True))
     assert machine.has_left
-    assert machine.abandons == whole
-    leaves = [] if whole else [Send(f"server{s}", Leave(0, 0), seat=True) for s in (0, 1)]
-    assert told == leaves
+    assert machine.abandons == goes_on
+    members = [seat.member for seat in plan.seats]
+    assert told == [Send(member, Leave(0, 0), seat=True) for member in members if leaves]
+
+
+def test_what_was_made_leaves_before_the_worker_does():
+    machine = ExchangeMachine(make(2, 1, 6, mode="async", window=2), 0)
+    sent = [action for chunk in range(6) for action in machine.handle(Ready(chunk))]
+    assert machine.handle(Exit()) == []
+    for number in range(6):
+        assert not any(isinstance(action.message, Leave) for action in sent)
+        sent += machine.handle(Departed(sent[number].message.chunk))
+    assert sent[-1] == Send("server0", Leave(0, 1), seat=True)
+    hurried = ExchangeMachine(make(2, 1, 6, window=2), 0)
+    hurried._plan = msgspec.structs.replace(
+        hurried._plan, rules=msgspec.structs.replace(hurried._plan.rules, least_workers=None)
+    )
+    for chunk in range(6):
+        hurried.handle(Ready(chunk))
+    assert hurried.handle(Exit(failed=True)) == [Send("server0", Leave(0, 1), seat=True)]
+
+
+def test_one_who_is_gone_before_its_first_step_takes_part_in_none():
+    machine, book = ExchangeMachine(make(2, 1, 1, mode="async"), 0), CrewBook((0, 1))
+    for news in (Newcomer(2, 100), Gone(2)):
+        for change in machine.handle(news):
+            book.hear(change)
+    for step in (4, 100, 101):
+        list(book.begin(step))
+        assert book.crew == {0, 1}
+
+
+def test_a_seat_that_serves_nothing_tells_nobody_of_what_a_newcomer_brought():
+    sizes = [ParameterSize(name="p", elements=16)]
+    plan = make_plan(sizes, spec.Server(mode="async"), Shape(workers=2, servers=2))
+    told = {}
+    for number, seat in enumerate(SeatMachine(plan, s) for s in (0, 1)):
+        seat.handle(Admitted(worker=2, generation=1, step=3, crew=(0, 1, 2)))
+        if plan.chunks_of(number):
+            seat.handle(Push(2, 0, 3, 3, generation=1))
+        told[number] = [a.message for a in seat.handle(Lost("worker2")) if isinstance(a, Send)]
+    assert sorted(told.values(), key=len) == [[], [Gone(2), Gone(2)]]
+
+
+def test_the_scale_is_that_of_who_has_said_it():
+    seat = SeatMachine(make(2, 1, 1, whole=True), 0)
+    seat.handle(Admitted(worker=2, generation=1, step=0, crew=(0, 1, 2)))
+    for worker, generation in ((0, 0), (1, 0), (2, 1)):
+        seat.handle(Push(worker, 0, 0, 0, hold=True, generation=generation))
+    seat.done(seat.take(), [4.0])
+    seat.handle(Commit(2, 0, 0.5, 0, 1))
+    for founder in ("worker0", "worker1"):
+        seat.handle(Lost(founder))
+    work = seat.take()
+    assert (work.kind, work.scale) == ("apply", 0.5)
+
+
+def test_one_who_was_sent_away_is_told_so_once():
+    seat = SeatMachine(make(1, 1, 1), 0)
+    seat.handle(Admitted(worker=1, generation=1, step=0, crew=(0, 1)))
+    for worker, generation in ((0, 0), (1, 1)):
+        seat.handle(Push(worker, 0, 0, 0, generation=generation))
+    seat.done(seat.take())
+    seat.handle(Leave(0, 1))
+    late = Push(1, 0, 1, 1, generation=1)
+    assert [a.message for a in seat.handle(late)] == [
+        Stop("the others have finished after 1 steps, and so has worker1.", over=1)
+    ]
+    assert seat.handle(late) == []
+
+
+def test_where_everyone_takes_its_own_steps_the_job_is_over_with_the_last_of_them():
+    seat = SeatMachine(make(2, 1, 1, mode="async"), 0)
+    seat.handle(Admitted(worker=2, generation=1, step=0, crew=(0, 1, 2)))
+    seat.handle(Push(2, 0, 0, 0, generation=1))
+    seat.done(seat.take())
+    seat.handle(Leave(0, 2))
+    (stop,) = [a.message for a in seat.handle(Leave(1, 5)) if isinstance(a.message, Stop)] or [None]
+    assert stop is None, "it has taken one step of five"
+    assert [a.message for a in seat.handle(Push(2, 0, 5, 1, generation=1))] == [
+        Stop("the others have finished after 5 steps, and so has worker2.", over=5)
+    ]
 
 
 class ForgetsWhoCame(SeatMachine):

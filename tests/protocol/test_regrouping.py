@@ -22,6 +22,7 @@ from paceline.protocol.regrouping import (
     Heard,
     Here,
     Over,
+    Refuse,
     Regroup,
     RegroupMachine,
     Report,
@@ -313,3 +314,10 @@ def test_without_one_who_keeps_the_sums_nobody_goes_on():
     kept = decide((0, 1, 2, 3), {2}, [report(0, 7, keeps=False), report(1, 6), report(3, 7)])
     assert not kept.refusal
     assert kept.source == 3
+
+
+def test_a_worker_that_others_report_as_lost_does_not_wait_for_them():
+    machine = RegroupMachine(1, (0, 1, 2))
+    machine.handle(Stopped(3))
+    (refusal,) = machine.handle(Report(2, 3, lost=(1,)))
+    assert refusal == Refuse("others have lost the connection to worker1.")

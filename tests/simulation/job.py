@@ -30,6 +30,9 @@ from paceline.protocol.seat import SeatMachine
 from tests.protocol.network import Network, make
 from tests.simulation.schedule import NAMED, Schedule, Trouble
 
+STEPS_OF_ONE_WHO = {0: 0, 1: 20}
+"""Of eight who join one leaves at once, and one would go on when the others have finished."""
+
 
 class Job(Network):
     """The network of a job in which members pause and ways are cut."""
@@ -40,6 +43,8 @@ class Job(Network):
             asked["placement"] = "optimal"
         plan = make(schedule.workers, schedule.servers, schedule.chunks, **asked)
         script = {"schedule": schedule.changes_rate, "touches": schedule.clips}
+        loses_servers = any(trouble.kind == "kill server" for trouble in schedule.troubles)
+        script["hasty"] = schedule.hasty and not loses_servers  # who would hand over its chunks?
         rng = random.Random(schedule.seed)
         self.events = 0
         self.newest = schedule.workers
@@ -83,7 +88,7 @@ class Job(Network):
             case "cut" if one != other:
                 self.cuts[frozenset((one, other))] = until
             case "join" if self._takes_newcomers():
-                self.join(self.newest)
+                self.join(self.newest, STEPS_OF_ONE_WHO.get(trouble.who))
                 self.newest += 1
             case "kill":
                 self._kill_one(trouble.who)

@@ -59,6 +59,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """Where all are waited for: others go on without the lost, the same in all chunks."""
 
+    hasty: bool = False
+    """Scripts end with their last step, and wait for no answers."""
+
     troubles: tuple[Trouble, ...] = ()
 
 
@@ -79,6 +82,7 @@ def draw(seed: int) -> Schedule:
         troubles=tuple(_trouble(rng) for _ in range(rng.randint(0, 5))),
         whole=mode["mode"] in NAMED and rng.random() < 0.7,
         inside=rng.random() < 0.2,
+        hasty=rng.random() < 0.2,
     )
 
 
@@ -104,7 +108,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     troubles = schedule.troubles
     for at in range(len(troubles)):
         yield replace(schedule, troubles=(*troubles[:at], *troubles[at + 1 :]))
-    for flag in ("twice", "changes_rate", "clips", "whole", "inside"):
+    for flag in ("twice", "changes_rate", "clips", "whole", "inside", "hasty"):
         if getattr(schedule, flag):
             yield replace(schedule, **{flag: False})
     for number in ("steps", "chunks", "servers", "workers"):

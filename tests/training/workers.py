@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 from paceline.telemetry import StepClock
 from paceline.training import sharding
-from paceline.training.places import Places
+from paceline.training.positions import Positions
 from paceline.training.scaled import ScaledGradients
 
 
@@ -32,7 +32,7 @@ class Worker:
         self.closed: list[str] = []
         """Why nobody can join, as it was said."""
         self.identity = SimpleNamespace(servers=0)
-        self.places = Places(self)
+        self.positions = Positions(self)
 
     @property
     def sharing(self) -> tuple[int, ...]:

@@ -16,12 +16,14 @@ from paceline.architectures.server.exchange.carriers import Payloads
 from paceline.architectures.server.exchange.control import AnyMessage, JobPlan
 from paceline.architectures.server.exchange.worker import WorkerSide
 from paceline.architectures.server.seat.serving import ServerSide
+from paceline.errors import JobOver
 from paceline.protocol.actions import (
     Action,
     Adopt,
     Blamed,
     CrewChange,
     Departed,
+    Dismissed,
     Drop,
     Install,
     Keep,
@@ -238,6 +240,8 @@ class MemberLoop:
                 self._worker.take_state(state, payloads)
             case Rehomed() if self._worker is not None:
                 self._worker.rehome(action)
+            case Dismissed(reason) if self._worker is not None:
+                self._worker.fail(JobOver(reason))
             case Note(text):
                 self._note(text)
             case _:

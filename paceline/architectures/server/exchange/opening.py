@@ -114,10 +114,10 @@ class Exchange:
             self._book.hear(self.worker.crew.popleft())
         for change in self._book.begin(steps):
             if change.cut is not None:
-                done = max(change.cut, self.worker.machine.step) if steps == math.inf else steps
-                divided = min(change.since, done)
+                # Where everyone takes steps of its own, one may hear of it late.
+                until = self.worker.machine.step if steps == math.inf else int(steps)
                 for worker in (*change.lost, *change.left):
-                    self._context.left_out(worker, change.cut, int(divided) - change.cut)
+                    self._context.left_out(worker, change.cut, max(0, until - change.cut))
             if not change.left or steps < math.inf:  # else this one ends too
                 crew = tuple(sorted(self._book.crew))
                 self._context.members_changed(crew, change.lost, change.left)

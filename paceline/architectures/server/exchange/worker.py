@@ -354,7 +354,7 @@ class WorkerSide:
         with self._changed:
             self.failure = error
             if isinstance(error, JobOver):
-                error.tell()
+                error.told()
             for came in list(self._waits):
                 self._let_go(came)
             self._changed.notify_all()
