@@ -33,8 +33,8 @@ from paceline.protocol.collectives import (
     WEIGHTS,
     Agree,
     AverageMachine,
-    Left,
     Reduced,
+    Remain,
     Settle,
 )
 from paceline.protocol.collectives import Trained as LocalStep
@@ -220,7 +220,7 @@ class Rounds:
     @torch.no_grad()
     def _tell(self, event: Event) -> None:
         """Do what the machine decides, and wait for a round where it does."""
-        self._do(Left(self._collective.members))
+        self._do(Remain(self._collective.members))
         self._do(event)
         while self._machine.waits:
             self._do(self._ended())
@@ -263,7 +263,7 @@ class Rounds:
         except Regrouped:
             for flat in flats:
                 flat.renew()
-            return Left(self._collective.members, void=True)
+            return Remain(self._collective.members, void=True)
         summed = self._collective.summed
         for flat in flats:
             flat.buffer.div_(summed)

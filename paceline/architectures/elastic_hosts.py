@@ -2,7 +2,7 @@
 
 What a host sums lies in memory that the lost one could see and may have written to, and the leader
 of the host may be the lost one. So those who are left share other memory, with other leaders where
-need be (`hosts_left`), and make the interrupted step again there, as `elastic.py` has it.
+need be (`hosts_remaining`), and make the interrupted step again there, as `elastic.py` has it.
 
 Two sides in turn: the memory of one has the means of the last step, for one who lacks them, while
 gradients of this one are summed in the other.
@@ -22,7 +22,7 @@ from paceline.architectures.elastic import ElasticCollective, Regrouped
 from paceline.architectures.group import Operation, watched
 from paceline.architectures.host_sums import Between, HostCollective
 from paceline.architectures.meeting import Meeting
-from paceline.protocol.collectives import hosts_left, hosts_of
+from paceline.protocol.collectives import hosts_of, hosts_remaining
 
 SIDES = 2
 DIGEST_BYTES = 7
@@ -70,7 +70,7 @@ class ElasticHosts(ElasticCollective):
         if self.is_outdated:
             self._connections, self._between = 0, []
         self._dealt_in, self._is_connected, self._summing = self._crew.regroupings, False, None
-        hosts = hosts_left(self._hosts, self.members)
+        hosts = hosts_remaining(self._hosts, self.members)
         self._side_of = {}
         self._sides = [
             HostCollective(

@@ -72,7 +72,7 @@ class KeepState(Action, frozen=True, gc=False):
 
 
 class Drop(Action, frozen=True, gc=False):
-    """Forget a gradient that was kept; its step has closed. It was counted as late."""
+    """Forget a gradient that was kept: it came too late, or its worker does not count there."""
 
     chunk: int
     worker: int

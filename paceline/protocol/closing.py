@@ -89,9 +89,6 @@ class Chunks:
     def has_work(self) -> bool:
         return bool(self._queue)
 
-    def version(self, chunk: int) -> int:
-        return self._slots[chunk].version
-
     def missing(self, chunk: int) -> list[int]:
         """Workers that the open step of a chunk really waits for."""
         if self._homes.takes_in(chunk):
@@ -284,7 +281,7 @@ class Chunks:
             due = [worker for worker in due if worker == slot.keeper]
         for worker in due:
             _, push, late = slot.waiting.pop(worker)
-            answer = Answer(worker, push.chunk, version, late, slot.absent, push.step)
+            answer = Answer(push.chunk, version, late, slot.absent, push.step)
             actions.append(Send(f"worker{worker}", answer, push.chunk))
         return actions
 
@@ -402,7 +399,7 @@ class Chunks:
             due = [pull for pull in waiting if self._is_due(pull)]
             version = self._slot(chunk).version
             for pull in due:
-                answer = Answer(pull.worker, chunk, version)
+                answer = Answer(chunk, version)
                 actions.append(Send(f"worker{pull.worker}", answer, chunk))
             if len(due) < len(waiting):
                 self._pulls[chunk] = [pull for pull in waiting if pull not in due]

@@ -84,7 +84,7 @@ class Trained(Event, frozen=True, gc=False):
     """One local step was taken."""
 
 
-class Left(Event, frozen=True):
+class Remain(Event, frozen=True):
     """These workers are there; others may have been lost."""
 
     members: tuple[int, ...]
@@ -159,7 +159,7 @@ class AverageMachine:
                 return [] if self.agreed else self._begin(-self.step)
             case Reduced():
                 return self._reduced(event)
-            case Left():
+            case Remain():
                 self._members = event.members
                 return [self._sum()] if event.void else []
         raise ExchangeError(f"a worker that averages cannot handle {event!r}.")
@@ -254,7 +254,7 @@ def hosts_of(names: Iterable[object]) -> list[list[int]]:
     return list(mates.values())
 
 
-def hosts_left(
+def hosts_remaining(
     hosts: Iterable[Sequence[int]], members: Collection[int]
 ) -> tuple[tuple[int, ...], ...]:
     """The workers of each host that are among `members`; hosts without any are left out. The first

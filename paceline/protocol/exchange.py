@@ -139,10 +139,6 @@ class ExchangeMachine:
         """The member that serves it."""
         return self._members[self._owners[chunk]]
 
-    def version(self, chunk: int) -> int:
-        """How many updates the weights at hand have seen."""
-        return self._versions[chunk]
-
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
             case Answer():

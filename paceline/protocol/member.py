@@ -15,6 +15,7 @@ from typing import Protocol
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event, Lost, Send, Work
 from paceline.protocol.messages import Message
+from paceline.protocol.placement import worker_of
 from paceline.protocol.plan import GATHER_SECONDS, TURN_SECONDS
 from paceline.protocol.seat import SeatMachine
 
@@ -82,8 +83,8 @@ class Member:
         """A connection has closed: both sides hear of it."""
         ended = False
         if self.seat is not None:
-            is_worker = member.startswith("worker")
-            ended = is_worker and self.seat.roster.has_ended(int(member.removeprefix("worker")))
+            worker = worker_of(member)
+            ended = worker is not None and self.seat.roster.has_ended(worker)
             beside = None if self.worker is None else self.worker.present_step
             self._act_for_seat(Lost(member, step=beside))
         if self.worker is not None:

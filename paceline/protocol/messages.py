@@ -60,7 +60,6 @@ class Spare(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Answer(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The weights of one chunk, for one worker; follows each push, and each pull."""
 
-    worker: int
     chunk: int
     version: int
     late: bool = False
@@ -90,7 +89,7 @@ class Commit(Message, frozen=True, array_like=True, tag=True, gc=False):
     worker: int
     step: int
     scale: float = 1.0
-    """What the averaged gradient is multiplied by first; every worker says the same."""
+    """What the averaged gradient is multiplied by first; all who began say the same."""
 
     settings: int = 0
     generation: int = 0

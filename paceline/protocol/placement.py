@@ -19,6 +19,11 @@ EVEN = 1.05
 """A seat may carry so many times its share."""
 
 
+def worker_of(member: str) -> int | None:
+    """Its rank; None for a server."""
+    return int(member.removeprefix("worker")) if member.startswith("worker") else None
+
+
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """One place that serves chunks."""
 
@@ -31,8 +36,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worker(self) -> int | None:
         """The worker in whose process it is; None for a server of its own."""
-        name = self.member
-        return int(name.removeprefix("worker")) if name.startswith("worker") else None
+        return worker_of(self.member)
 
 
 def seats(placement: Placement, workers: int, servers: int) -> tuple[Seat, ...]:

@@ -159,11 +159,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[Settings] = msgspec.field(default_factory=list)
     """Settings of each parameter group until a worker says otherwise."""
 
-    @property
-    def arbiter(self) -> int:
-        """The seat that chooses quorums and admits workers: one that serves a chunk."""
-        return self.owners[0] if self.owners else 0
-
     def chunks_of(self, seat: int) -> list[int]:
         return [chunk for chunk, owner in enumerate(self.owners) if owner == seat]
 

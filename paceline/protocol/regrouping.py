@@ -153,7 +153,7 @@ class RegroupMachine:
         self._done: set[int] = set()
 
     @property
-    def left(self) -> tuple[int, ...]:
+    def remaining(self) -> tuple[int, ...]:
         return tuple(member for member in self.members if member not in self._ever)
 
     @property
@@ -164,14 +164,14 @@ class RegroupMachine:
 
     @property
     def is_over(self) -> bool:
-        return self._done.issuperset((self.worker, *self.left))
+        return self._done.issuperset((self.worker, *self.remaining))
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Who has not reported what is known of."""
         known = self._losses()
         reports = {worker for worker, report in self._reports.items() if report.lost == known}
-        return tuple(worker for worker in self.left if worker not in reports)
+        return tuple(worker for worker in self.remaining if worker not in reports)
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
@@ -242,14 +242,14 @@ class RegroupMachine:
         return tuple(sorted(self._ever))
 
     def _to_all(self, message: Message) -> list[Action]:
-        return [Send(f"worker{other}", message) for other in self.left if other != self.worker]
+        return [Send(f"worker{other}", message) for other in self.remaining if other != self.worker]
 
     def _decide(self) -> list[Action]:
         if self._stopped is None or not self.lost or self.missing:
             return []
-        reports = [self._reports[worker] for worker in self.left]
+        reports = [self._reports[worker] for worker in self.remaining]
         regroup = decide(self.members, self.lost_at_work, reports)
-        self.members, self.lost = self.left, set()
+        self.members, self.lost = self.remaining, set()
         if not self._stopped.is_done:
             self._stopped = None
         return [regroup]

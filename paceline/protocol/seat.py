@@ -66,6 +66,7 @@ from paceline.protocol.messages import (
     Vow,
     Welcomed,
 )
+from paceline.protocol.placement import worker_of
 from paceline.protocol.steps import Slot
 
 
@@ -306,9 +307,9 @@ class SeatMachine(Chunks):
 
     def _lose(self, member: str) -> list[Action]:
         """What it sent counts where it came; from here on nobody waits for it."""
-        if not member.startswith("worker"):
+        worker = worker_of(member)
+        if worker is None:
             return []  # the workers tell what that means
-        worker = int(member.removeprefix("worker"))
         if self.roster.has_ended(worker):
             self.roster.depart(worker)
             return self._rescue()

@@ -20,9 +20,9 @@ from paceline.protocol.collectives import (
     AverageMachine,
     Finish,
     HybridMachine,
-    Left,
     Made,
     Reduced,
+    Remain,
     RingMachine,
     Settle,
     Stretched,
@@ -271,11 +271,11 @@ def test_what_goes_beside_the_weights_is_there_before_they_leave(overlap):
 def test_a_sum_that_came_to_nothing_is_made_again_by_those_who_are_left():
     machine = AverageMachine((0, 1, 2), every=1, overlap=True, buffers=True)
     machine.handle(Trained())
-    assert machine.handle(Left((0, 1), void=True)) == [AllReduce(BESIDE, (0, 1))]
+    assert machine.handle(Remain((0, 1), void=True)) == [AllReduce(BESIDE, (0, 1))]
     machine.handle(Reduced(BESIDE, 0, 2))
     assert machine.handle(Trained()) == []
     assert machine.waits
-    assert machine.handle(Left((0,), void=True)) == [AllReduce(WEIGHTS, (0,), 1)]
+    assert machine.handle(Remain((0,), void=True)) == [AllReduce(WEIGHTS, (0,), 1)]
     assert machine.handle(Reduced(WEIGHTS, 1, 1)) == [Agree(0, late=True)]
     assert not machine.waits
 

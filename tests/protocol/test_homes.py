@@ -59,7 +59,7 @@ def machine_at(plan, step, worker=0):
             machine.handle(Ready(chunk))
             machine.handle(Departed(chunk))
         for chunk in range(len(plan.owners)) if number < step else ():
-            machine.handle(Answer(worker, chunk, number + 1, step=number))
+            machine.handle(Answer(chunk, number + 1, step=number))
     return machine
 
 
@@ -82,7 +82,7 @@ def test_nobody_is_answered_before_one_worker_has_state_and_weights():
     copy, answer = seat.done(seat.take())
     keeper = int(copy.to[6:])
     assert copy.message == Copy(chunk, 1)
-    assert answer == Send(f"worker{keeper}", Answer(keeper, chunk, 1, step=0), chunk)
+    assert answer == Send(f"worker{keeper}", Answer(chunk, 1, step=0), chunk)
     (late,) = seat.handle(Copied(keeper, chunk, 1))
     assert late.to == f"worker{1 - keeper}"
 
@@ -93,8 +93,8 @@ def test_a_worker_says_when_it_has_both_whichever_came_first():
     owner = f"server{plan.owners[0]}"
     copied = Send(owner, Copied(0, 0, 1), seat=True)
     assert machine.handle(Copy(0, 1)) == [KeepCopy(Copy(0, 1))], "weights are on their way"
-    assert machine.handle(Answer(0, 0, 1, step=0)) == [Usable(0, 1), copied]
-    machine.handle(Answer(0, 1, 1, step=0))
+    assert machine.handle(Answer(0, 1, step=0)) == [Usable(0, 1), copied]
+    machine.handle(Answer(1, 1, step=0))
     assert machine.handle(Copy(1, 1))[-1].message == Copied(0, 1, 1)
 
 
@@ -103,7 +103,7 @@ def test_a_worker_tells_what_it_has_and_sends_again_what_was_not_answered():
     machine = machine_at(plan, 1)
     lost = plan.chunks_of(1)
     machine.handle(Copy(lost[0], 2))
-    machine.handle(Answer(0, lost[0], 2, step=1))
+    machine.handle(Answer(lost[0], 2, step=1))
     rehomed, told, *again = machine.handle(Lost("server1"))
     assert rehomed == Rehomed("server1", 2, (0,) * 6)
     assert told.to == "server0"
@@ -130,7 +130,7 @@ def test_a_new_home_asks_who_has_the_newest_and_goes_on_from_there():
     assert asked == [Send("worker0", Rescue(first, 3)), Send("worker1", Rescue(second, 2))]
     assert seat.missing(first) == []
     done = seat.handle(Handed(0, first, 3))
-    assert done[-1] == Send("worker1", Answer(1, first, 3, step=2), first), "it was updated already"
+    assert done[-1] == Send("worker1", Answer(first, 3, step=2), first), "it was updated already"
     seat.handle(Handed(1, second, 2))
     for worker in (0, 1):
         seat.handle(Push(worker, second, 2, 2))
@@ -188,10 +188,10 @@ def test_means_have_no_state_and_what_is_served_anew_is_another():
     plan = job()
     machine = machine_at(plan, 0)
     for chunk in range(4):
-        machine.handle(Answer(0, chunk, 1, step=0))
+        machine.handle(Answer(chunk, 1, step=0))
     for chunk in range(4):
         machine.handle(Ready(chunk, mean=True))
-        machine.handle(Answer(0, chunk, 2, step=1, absent=(chunk,)))
+        machine.handle(Answer(chunk, 2, step=1, absent=(chunk,)))
     lost = plan.chunks_of(1)[0]
     assert machine._homes.holding(lost, 2, -1) == Holding(lost, 2, False, True, -1)
     assert machine._homes.handed(0, lost, 2) == Handed(0, lost, 2, (lost,), True)

@@ -171,7 +171,7 @@ def test_weights_are_given_out_when_they_are_there():
     seat = SeatMachine(make(1, 1, 2), 0, assigned=False)
     assert seat.handle(Pull(0, 1)) == []
     assert seat.handle(Assign(0, 0)) == [Install(Assign(0, 0))]
-    answer = Send("worker0", Answer(0, 1, 0), 1)
+    answer = Send("worker0", Answer(1, 0), 1)
     assert seat.handle(Assign(0, 1)) == [Install(Assign(0, 1)), answer]
 
 
@@ -187,7 +187,7 @@ def test_a_step_does_not_begin_before_the_weights_of_the_one_before_have_come():
     machine = ExchangeMachine(make(1, 1, 2), 0)
     for chunk in (0, 1):
         machine.handle(Ready(chunk))
-    machine.handle(Answer(0, 0, 1, step=0))
+    machine.handle(Answer(0, 1, step=0))
     with pytest.raises(ExchangeError, match=r"step 1 begins before the weights of \[1\] came"):
         machine.handle(Ready(0))
 

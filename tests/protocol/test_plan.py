@@ -5,6 +5,7 @@ import pytest
 from paceline import spec
 from paceline.errors import SpecError
 from paceline.protocol.chunks import ParameterSize
+from paceline.protocol.homes import Homes
 from paceline.protocol.plan import (
     ACCELERATED_CHUNK_BYTES,
     LOOPBACK_CHUNK_BYTES,
@@ -67,7 +68,7 @@ def test_chunks_suit_the_way_they_go():
 def test_the_arbiter_serves_a_chunk_however_small_the_model():
     tiny = [ParameterSize(name="w", elements=1)]
     made = make_plan(tiny, spec.Server(placement="optimal"), Shape(workers=4, servers=1))
-    assert made.chunks_of(made.arbiter) == [0]
+    assert made.chunks_of(Homes(made).arbiter) == [0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from paceline.protocol.collectives import (
     Reduced,
     Stretched,
     SumStretch,
-    hosts_left,
+    hosts_remaining,
 )
 from paceline.protocol.regrouping import (
     Heard,
@@ -175,7 +175,7 @@ class HostWorld(World):
 
     buckets = 2
 
-    def __init__(self, seed, left=hosts_left):
+    def __init__(self, seed, left=hosts_remaining):
         super().__init__(seed)
         of = [self.chance.randrange(3) for _ in self.workers]
         self.hosts = [[r for r, host in enumerate(of) if host == one] for one in set(of)]
@@ -273,7 +273,7 @@ class Hasty(RegroupMachine):
 
     @property
     def missing(self):
-        return tuple(worker for worker in self.left if worker not in self._reports)
+        return tuple(worker for worker in self.remaining if worker not in self._reports)
 
 
 class Forgetful(RegroupMachine):

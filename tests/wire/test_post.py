@@ -74,7 +74,7 @@ def test_messages_and_payloads_go_both_ways(pair):
     assert parcel.for_server
     assert parcel.messages == [push]
     assert bytes(parcel.payloads[0]) == b"gradient" * 10000
-    server.reply("worker0", [Answer(0, 3, 2), Answer(0, 4, 2)], [b"weights"])
+    server.reply("worker0", [Answer(3, 2), Answer(4, 2)], [b"weights"])
     (parcel,) = receive(worker)
     assert not parcel.for_server
     assert [answer.chunk for answer in parcel.messages] == [3, 4]
@@ -168,9 +168,9 @@ def test_a_payload_is_received_where_it_belongs():
     let_in(worker, server)
     weights = bytearray(500_000)
     worker.place = lambda messages: memoryview(weights) if messages[0].chunk == 3 else None
-    server.reply("worker0", [Answer(0, 3, 2)], [b"w" * 500_000])
-    server.reply("worker0", [Answer(0, 3, 2)], [b"of another size"])
-    server.reply("worker0", [Answer(0, 4, 2)], [b"v" * 500_000])
+    server.reply("worker0", [Answer(3, 2)], [b"w" * 500_000])
+    server.reply("worker0", [Answer(3, 2)], [b"of another size"])
+    server.reply("worker0", [Answer(4, 2)], [b"v" * 500_000])
     parcels, end = [], time.monotonic() + SECONDS
     while len(parcels) < 3 and time.monotonic() < end:
         server.receive(0.0)
@@ -204,7 +204,7 @@ def test_a_copied_reply_does_not_follow_its_memory(pair):
     worker.send("server0", [Push(worker=0, chunk=0, step=0, version=0)])
     receive(server)
     weights = bytearray(b"1" * 20_000_000)
-    server.reply("worker0", [Answer(0, 0, 1)], [memoryview(weights)], copy=True)
+    server.reply("worker0", [Answer(0, 1)], [memoryview(weights)], copy=True)
     weights[:] = b"2" * 20_000_000
     parcels, end = [], time.monotonic() + SECONDS
     while not parcels and time.monotonic() < end:
@@ -252,7 +252,7 @@ def test_wake_ends_a_wait():
 
 def test_a_reply_to_one_who_is_gone_is_dropped(pair):
     server, worker, endpoint = pair
-    server.reply("worker9", [Answer(9, 0, 0)])
+    server.reply("worker9", [Answer(0, 0)])
     leaver = type(worker)("worker1", KINDS, JobKey("secret"))
     leaver.connect("server0", endpoint)
     let_in(leaver, server)
@@ -261,7 +261,7 @@ def test_a_reply_to_one_who_is_gone_is_dropped(pair):
     leaver.close()
     receive(server, seconds=0.1)
     for _ in range(3):
-        server.reply("worker1", [Answer(1, 0, 0)], [b"weights"])
+        server.reply("worker1", [Answer(0, 0)], [b"weights"])
 
 
 def receive_until_lost(post, seconds=SECONDS):
@@ -295,13 +295,13 @@ def test_the_last_words_of_a_server_are_heard_before_it_is_lost(way):
     server, worker, _ = connected(way)
     worker.send("server0", [Push(worker=0, chunk=0, step=0, version=0)])
     receive(server)
-    server.reply("worker0", [Answer(0, 0, 1)], [b"weights"])
+    server.reply("worker0", [Answer(0, 1)], [b"weights"])
     server.receive(0.0)
     server.close()
     for number in range(20):
         worker.send("server0", [Push(worker=0, chunk=number, step=0, version=0)], [b"g" * 100_000])
     (parcel,) = receive_until_lost(worker)
-    assert parcel.messages == [Answer(0, 0, 1)]
+    assert parcel.messages == [Answer(0, 1)]
     assert list(worker.lost) == ["server0"]
     worker.send("server0", [Push(worker=0, chunk=0, step=1, version=0)])
     assert receive(worker, seconds=0.1) == []
