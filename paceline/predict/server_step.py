@@ -55,13 +55,15 @@ def server_step(
     leaders = in_host and together
     on_hosts, shares = lay_out(experiment, topology, leaders)
     work = work_of(experiment, topology.computing[0], topology, constants)
-    cut = _chunked if stack.place == "chunks" else _whole
     kinds = len(topology.computing)  # hosts that are not alike drift apart by themselves
     phases = 1 if together else min(phases, max(1, MOST_GROUPS // kinds))
     exact = topology.workers + len(shares) <= EXACT_MEMBERS
     finest = MOST_CHUNKS_EACH if exact else min(MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
     most_chunks = min(COARSE_CHUNKS, finest) if coarse else finest
-    dealt = cut(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
+    if stack.place == "chunks":
+        dealt = _chunked(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
+    else:
+        dealt = _whole(topology, stack, work, on_hosts, shares, phases, most_chunks)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = _seats(dealt, groups)
     plan = _plan(experiment, stack, dealt, seats, len(groups))
@@ -150,7 +152,6 @@ def _chunked(
 
 
 def _whole(
-    experiment: spec.Experiment,
     topology: Topology,
     stack: Stack,
     work: Work,

@@ -73,7 +73,7 @@ class OpenMember:
             return {}
         return {**self.server.counters(), "refused_parcels": self.post.refused}
 
-    def close(self, seconds: float, *, failed: bool = False) -> None:
+    def close(self, seconds: float) -> None:
         self.loop.stop()
         if self.server is not None:
             self.server.close()
@@ -120,7 +120,7 @@ class OpenWorker(OpenMember):
         self.loop.stop()  # it starts copies too
         if self.staging is not None:
             self.staging.close()
-        super().close(seconds, failed=failed)
+        super().close(seconds)
 
     def _is_served(self, machine: ExchangeMachine) -> bool:
         return self.server is None or self.server.machine.over or machine.abandons
