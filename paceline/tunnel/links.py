@@ -7,14 +7,11 @@ wire, at a small part of the CPU that single packets would cost.
 
 from paceline.errors import PacelineError
 from paceline.spec import Link
-from paceline.telemetry.queues import HEADER_BYTES
 from paceline.tunnel.namespaces import qdiscs, tc
 from paceline.units import format_bandwidth
 
 MTU_BYTES = 1500
 SEGMENT_BYTES = MTU_BYTES - 20 - 32
-PAYLOAD_FRACTION = SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
-"""Share of a link's rate left for TCP's payload: 0.956."""
 
 WINDOW_BYTES = 1 << 19
 """What a connection may have on its way on a link without latency: a queue that bridges the moments
