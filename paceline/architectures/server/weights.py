@@ -229,7 +229,7 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     read = _found((args, kwargs), [])
     for tensor in read:
         if isinstance(tensor, Watched):  # else the script got it back at the one before
-            tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
+            tensor.weights.read(_served(tensor))
     read = _found(read, [])
     versions = [tensor._version for tensor in read]
     result = func(*args, **kwargs)
@@ -254,8 +254,7 @@ def _aliased(result: Tensor, read: Sequence[Any]) -> Tensor:
     memory = _memory(result)
     for tensor in read:
         if tensor.layout == torch.strided and _memory(tensor) == memory:
-            of = tensor.of if isinstance(tensor, View) else tensor
-            aliased: Tensor = tensor.weights.alias(of, result)
+            aliased: Tensor = tensor.weights.alias(_served(tensor), result)
             return aliased
     return result
 
@@ -279,10 +278,15 @@ def _found(value: Any, into: list[Any]) -> list[Any]:
     return into
 
 
+def _served(tensor: Watched) -> Tensor:
+    """Whose memory it is, or has a part of."""
+    return tensor.of if isinstance(tensor, View) else tensor
+
+
 def _plain(tensor: Tensor) -> Tensor:
     """The values as an ordinary tensor, waited for; shares memory."""
-    if isinstance(tensor, Served):
-        tensor.weights.read(tensor)
+    if isinstance(tensor, Watched):
+        tensor.weights.read(_served(tensor))
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().as_subclass(Tensor)
 
