@@ -16,10 +16,17 @@ TOLERANCE = 1e-5
 """Of the stretch's mean magnitude. Hosts of different kinds round differently, which averages out
 over a stretch; a step at any rate that trains is more."""
 
+OFTEN_STEPS = 16
+
 OTHER_WEIGHTS = (
     "the workers' weights have become different: one of them changed its weights or gradients "
     "alone. Do the same on every worker, or before paceline.distribute, which gives all worker 0's."
 )
+
+
+def is_looked_at(step: int) -> bool:
+    """Each of the first steps, and one of as many later."""
+    return step <= OFTEN_STEPS or step % OFTEN_STEPS == 0
 
 
 @torch.no_grad()

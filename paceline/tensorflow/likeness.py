@@ -14,14 +14,11 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from paceline.architectures.likeness import STRETCH, TOLERANCE
+from paceline.architectures.likeness import STRETCH, TOLERANCE, is_looked_at
 from paceline.errors import ExchangeError
 from paceline.tensorflow.mirror import Array
 from paceline.tensorflow.passes import hook
 from paceline.training.session import Session
-
-OFTEN_STEPS = 16
-"""In so many first steps, and in one of as many later, workers look."""
 
 LOOKED_AT = 8
 """Variables of one look, a stretch of each; the next look is at others."""
@@ -69,7 +66,7 @@ class Likeness:
         """
         if self._session.workers == 1 or self._session.identity.goes_on:
             return
-        if not at_all and self._session.step > OFTEN_STEPS and self._session.step % OFTEN_STEPS:
+        if not at_all and not is_looked_at(self._session.step):
             return
         if at_all:
             looked = [(variable, _values(variable)) for variable in self._variables]

@@ -130,7 +130,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     """This worker's part. After it every worker's tensors have worker 0's values; where it joins a
     job that runs, those which the servers have when its first step begins."""
     identity, meeting = context.identity, Meeting(context)
-    leads, joins = identity.rank == 0, identity.founders > 0
+    leads, joins = identity.rank == 0, identity.has_joined
     is_on_device = not joins and _shares_device(options, context, meeting, exchanged.device)
     plan, served = _agree(options, identity, meeting, exchanged, is_on_device)
     post = _open_post(options, context, meeting, plan, leads)
