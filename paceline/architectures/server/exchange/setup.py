@@ -183,18 +183,20 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     else:
         _share_weights(plan, worker, held, served, leads)
     read_tensors(exchanged.tensors, held)
-    if not joins:  # whoever starts to train may overwrite what another still reads
-        own = " ".join(map(str, os.sched_getaffinity(0)))
-        cores = [note.split() for note in meeting.gather("started", own, identity.workers)]
-        # What a worker on a device waits for comes from a thread that needs the interpreter.
-        waits_alone = staging is None and not identity.servers
-        if plan.rules.shared and waits_alone and _are_disjoint(cores):
-            loop.spin()
+    if not joins:
+        _start_together(member, identity)
     return member
 
 
-def _are_disjoint(groups: Sequence[Sequence[str]]) -> bool:
-    return sum(map(len, groups)) == len({one for group in groups for one in group})
+def _start_together(member: OpenWorker, identity: Identity) -> None:
+    """Whoever starts to train may overwrite what another still reads."""
+    own = " ".join(map(str, os.sched_getaffinity(0)))
+    cores = [note.split() for note in member.meeting.gather("started", own, identity.workers)]
+    are_disjoint = sum(map(len, cores)) == len(set().union(*cores))
+    # What a worker on a device waits for comes from a thread that needs the interpreter.
+    waits_alone = member.staging is None and not identity.servers
+    if member.plan.rules.shared and waits_alone and are_disjoint:
+        member.loop.spin()
 
 
 def set_up_server(options: spec.Server, context: Context) -> OpenMember | None:
