@@ -43,4 +43,9 @@ def stretch_of(tensors: Sequence[Tensor], turn: int) -> Tensor | None:
 
 def are_other(mean: float, own: float, magnitude: float, dtype: torch.dtype) -> bool:
     """Whether the mean of all workers' samples cannot be of weights like this worker's."""
-    return abs(mean - own) > max(TOLERANCE, 4 * torch.finfo(dtype).eps) * magnitude
+    return abs(mean - own) > tolerance(dtype) * magnitude
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Of a mean magnitude: what equal weights may differ by."""
+    return max(TOLERANCE, 4 * torch.finfo(dtype).eps)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from paceline.architectures.likeness import STRETCH, TOLERANCE, is_looked_at
+from paceline.architectures.likeness import STRETCH, is_looked_at, tolerance
 from paceline.errors import ExchangeError
 from paceline.tensorflow.mirror import Array
 from paceline.tensorflow.passes import hook
@@ -95,7 +95,9 @@ class Likeness:
         told[session.rank, 1:] = torch.from_numpy(digests.ravel())
         table = session.everyone.mean(told).numpy() * session.workers
         steps, values, sizes = table[:, 0], table[:, 1::2], table[:, 2::2]
-        bounds = sizes.max(0) * [_tolerance(variable) for variable in variables]
+        bounds = sizes.max(0) * [
+            tolerance(getattr(torch, variable.dtype)) for variable in variables
+        ]
         is_other = np.abs(values - np.median(values, 0)) > bounds / 2
         if not is_other.any():
             return
@@ -136,7 +138,3 @@ def _digest(values: Array) -> tuple[float, float]:
         total += float(piece @ np.linspace(0.5, 1.5, piece.size))
         size += float(np.abs(piece).sum())
     return total / max(1, values.size), size / max(1, values.size)
-
-
-def _tolerance(variable: Any) -> float:
-    return max(TOLERANCE, 4 * torch.finfo(getattr(torch, variable.dtype)).eps)
