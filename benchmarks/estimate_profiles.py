@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor, nn
 
 from paceline import models
-from paceline.models.profiling import count_operations
+from paceline.models.profiling import FoundLayer, layers_in_order
 from paceline.predict.devices import NETWORKS, Network, NetworkLayer, overhead_seconds, spread
 from paceline.spec.profile import SHIPPED, DeviceProfile, save_profile
 
@@ -53,7 +54,33 @@ def network_of(model: str) -> Network:
     with torch.device("meta"):
         built = models.build(model, input_shape=shape)
         layers = count_operations(built, torch.empty(1, *shape))
-    return Network(input_shape=shape, layers=tuple(NetworkLayer(*layer) for layer in layers))
+    return Network(input_shape=shape, layers=tuple(layers))
+
+
+def count_operations(model: nn.Module, sample: Tensor) -> list[NetworkLayer]:
+    """Operations of each layer's forward pass per sample; works on meta tensors, without computing.
+
+    Convolutions and matrix products count two per multiply-add, other layers eight per output.
+    """
+    counts: list[NetworkLayer] = []
+    handles = []
+    for layer in layers_in_order(model, sample):
+
+        def counted(_: object, inputs: object, output: Tensor, layer: FoundLayer = layer) -> None:
+            operations = 8.0 * output.numel() / sample.shape[0]
+            if isinstance(layer.module, nn.Conv2d | nn.Linear):
+                weight = layer.module.weight
+                operations *= weight.numel() / weight.shape[0] / 4
+            counts.append(NetworkLayer(layer.name, operations, layer.parameter_bytes))
+
+        handles.append(layer.module.register_forward_hook(counted))
+    try:
+        with torch.no_grad():
+            model(sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return counts
 
 
 def write_networks(found: dict[str, Network]) -> None:

@@ -27,9 +27,12 @@ from paceline.protocol.placement import exchange_seconds
 from paceline.record import RunFolder
 from paceline.spec.profile import DeviceProfile, find_profile, save_profile
 from paceline.telemetry.queues import HEADER_BYTES
-from paceline.tunnel.links import PAYLOAD_FRACTION, SEGMENT_BYTES
+from paceline.tunnel.links import SEGMENT_BYTES
 
 WORKERS, LINK, BATCH = 4, "1gbit", 32
+PAYLOAD_FRACTION = SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
+"""Share of a link's rate left for TCP's payload: 0.956."""
+
 PAYLOAD_BYTES_PER_SECOND = 1e9 / 8 * PAYLOAD_FRACTION
 COMPUTE_SECONDS = (0.15, 0.9, 1.5)
 TRIES, PAUSE_SECONDS = 4, 15.0

@@ -178,7 +178,3 @@ class KeepsState(Protocol):
         """Called after `distribute`, before the first step, with what this worker's `state` was;
         training goes on as it would have. Not `own`: it is worker 0's, because there were more or
         fewer workers; what holds for all of them is taken."""
-
-
-Serve = Callable[[Context], dict[str, object]]
-"""The main function of a server member: runs until the workers are done, returns its counters."""

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError, DistNetworkError
 
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
-from paceline.launch import Identity
+from paceline.launch import Identity, worker_rank
 from paceline.protocol.actions import Event, Lost, Send
 from paceline.protocol.messages import Message
 from paceline.protocol.regrouping import (
@@ -282,5 +282,5 @@ class Crew:
                     self._failure = self._failure or ExchangeError(action.why)
 
     def _say(self, member: str, message: Message) -> None:
-        called_us = int(member.removeprefix("worker")) > self._identity.rank
+        called_us = worker_rank(member) > self._identity.rank
         (self._post.reply if called_us else self._post.send)(member, [message])

@@ -16,10 +16,17 @@ TOLERANCE = 1e-5
 """Of the stretch's mean magnitude. Hosts of different kinds round differently, which averages out
 over a stretch; a step at any rate that trains is more."""
 
+OFTEN_STEPS = 16
+
 OTHER_WEIGHTS = (
     "the workers' weights have become different: one of them changed its weights or gradients "
     "alone. Do the same on every worker, or before paceline.distribute, which gives all worker 0's."
 )
+
+
+def is_looked_at(step: int) -> bool:
+    """Each of the first steps, and one of as many later."""
+    return step <= OFTEN_STEPS or step % OFTEN_STEPS == 0
 
 
 @torch.no_grad()
@@ -36,4 +43,9 @@ def stretch_of(tensors: Sequence[Tensor], turn: int) -> Tensor | None:
 
 def are_other(mean: float, own: float, magnitude: float, dtype: torch.dtype) -> bool:
     """Whether the mean of all workers' samples cannot be of weights like this worker's."""
-    return abs(mean - own) > max(TOLERANCE, 4 * torch.finfo(dtype).eps) * magnitude
+    return abs(mean - own) > tolerance(dtype) * magnitude
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Of a mean magnitude: what equal weights may differ by."""
+    return max(TOLERANCE, 4 * torch.finfo(dtype).eps)

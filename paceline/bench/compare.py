@@ -20,7 +20,7 @@ import msgspec
 from paceline import engines, spec
 from paceline.bench import grid
 from paceline.bench.grid import Cell
-from paceline.bench.peers import peer, versions
+from paceline.bench.peers import peer
 from paceline.bench.table import Table, tabulate
 from paceline.errors import PacelineError, RecordError, SpecError
 from paceline.launch import Output
@@ -177,17 +177,6 @@ def _run_cell(
         reason = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began
     return Outcome(cell=cell.key, repeat=repeat, seconds=seconds, reason=reason)
-
-
-def missing_peers(comparison: spec.Comparison, pythons: Mapping[str, str]) -> dict[str, str]:
-    """Peers that cannot run here, each with how to install it."""
-    missing: dict[str, str] = {}
-    for name in comparison.compare.peers:
-        try:
-            versions(peer(name), pythons.get(name) or pythons.get("") or sys.executable)
-        except PacelineError as error:
-            missing[name] = str(error)
-    return missing
 
 
 class _TimeLeft:

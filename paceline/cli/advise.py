@@ -18,9 +18,9 @@ SETTINGS = {
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model, or a profiled one.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
+    file: flags.File = None,
+    model: flags.ProfiledModel = None,
+    batch: flags.Batch = None,
     hosts: Annotated[
         int | None, typer.Option(help="How many hosts there are; 4, or those of the file.")
     ] = None,
@@ -28,11 +28,9 @@ def command(
         int | None, typer.Option(help="Devices in each of them; 1, or as in the file.")
     ] = None,
     link: flags.Link = None,
-    inside: Annotated[str | None, typer.Option(help="Between devices of a host: nvlink.")] = None,
+    inside: flags.Inside = None,
     device: flags.Device = None,
-    one_device: Annotated[
-        float | None, typer.Option(help="Samples/s of one device alone; scales the profile.")
-    ] = None,
+    one_device: flags.OneDevice = None,
     goal: Annotated[str, typer.Option(help="throughput, time or cost.")] = "throughput",
     samples: Annotated[float, typer.Option(help="For time and cost: how many samples.")] = 0.0,
     price: Annotated[float, typer.Option(help="For cost: of one host for an hour.")] = 0.0,

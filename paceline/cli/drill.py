@@ -21,7 +21,7 @@ Lasting = Annotated[list[str] | None, typer.Option(help="MEMBER@STEP:SECONDS; re
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
+    file: flags.File = None,
     kill: Several = None,
     pause: Lasting = None,
     cut: Annotated[
@@ -34,19 +34,19 @@ def command(
         int | None, typer.Option(help="Start again so often; left out, as many as are killed.")
     ] = None,
     on_loss: flags.OnLoss = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model, or module:function.")] = None,
+    model: flags.Model = None,
     data: Annotated[str | None, typer.Option(help="A data set: shapes, mnist, …")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Samples per step over all.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between two.")] = None,
+    batch: flags.Batch = None,
+    global_batch: flags.GlobalBatch = None,
+    steps: flags.Steps = None,
+    checkpoint_every: flags.CheckpointEvery = None,
     architecture: flags.Architecture = None,
     workers: flags.Workers = None,
     servers: flags.Servers = None,
     on: flags.On = None,
     link: flags.Link = None,
     device: flags.Device = None,
-    dilation: Annotated[float | None, typer.Option(help="Slow the tunnel by this.")] = None,
+    dilation: flags.Dilation = None,
     out: flags.Out = None,
     json: flags.Json = False,
     dry_run: flags.DryRun = False,

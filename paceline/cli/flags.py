@@ -9,6 +9,16 @@ import typer
 from paceline import spec
 from paceline.errors import SpecError
 
+File = Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")]
+Model = Annotated[str | None, typer.Option(help="A built-in model, or module:function.")]
+ProfiledModel = Annotated[str | None, typer.Option(help="A built-in model, or a profiled one.")]
+Data = Annotated[str | None, typer.Option(help="A data set: shapes, cifar10, mnist, …")]
+DataDir = Annotated[str | None, typer.Option(help="Where the data already lies.")]
+Batch = Annotated[int | None, typer.Option(help="Samples per worker and step.")]
+GlobalBatch = Annotated[int | None, typer.Option(help="Samples per step over all.")]
+Steps = Annotated[int | None, typer.Option(help="Optimizer steps.")]
+LearningRate = Annotated[float | None, typer.Option("--learning-rate", "--lr")]
+CheckpointEvery = Annotated[int | None, typer.Option(help="Steps between two.")]
 Architecture = Annotated[
     str | None,
     typer.Option(
@@ -19,9 +29,15 @@ Architecture = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Workers that compute gradients.")]
 Servers = Annotated[int | None, typer.Option(help="Dedicated servers (server architectures).")]
+Threads = Annotated[int | None, typer.Option(help="Compute threads per worker.")]
 On = Annotated[str | None, typer.Option("--on", help="Engine: here, tunnel or predict.")]
 Link = Annotated[str | None, typer.Option(help="Rate of emulated cables: 1gbit or 1gbit,50us.")]
+Inside = Annotated[str | None, typer.Option(help="Between devices of a host: nvlink.")]
 Device = Annotated[str | None, typer.Option(help="cpu, an emulated one such as k80, or a file.")]
+OneDevice = Annotated[
+    float | None, typer.Option(help="Samples/s of one device alone; scales the profile.")
+]
+Dilation = Annotated[float | None, typer.Option(help="Slow the tunnel by this.")]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object on stdout, the rest on stderr.")
 ]
@@ -49,6 +65,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved expe
 Out = Annotated[
     Path | None, typer.Option(help="Run folder to make; runs/<time>-<name> when left out.")
 ]
+Watch = Annotated[bool, typer.Option("--watch", help="Show the live page while it runs.")]
 
 
 def words(text: str | None) -> list[str] | None:

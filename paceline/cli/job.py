@@ -166,6 +166,19 @@ def check_script(script: spec.Script) -> None:
         raise SpecError("-m", f"there is no module {script.module}.", fix)
 
 
+def start(
+    experiment: spec.Experiment, out: Path | None, *, json: bool, watch: bool, dry_run: bool
+) -> None:
+    """Run what was asked for, with its answer printed; on a dry run print the question alone."""
+    check_applies(experiment)
+    experiment = resolved(experiment)
+    if dry_run:
+        engines.check(experiment)
+        console.print_question(experiment, json=json)
+    else:
+        train(experiment, out, json=json, watch=watch)
+
+
 def train(
     experiment: spec.Experiment, out: Path | None, *, json: bool, watch: bool = False
 ) -> RunFolder:

@@ -21,20 +21,18 @@ SETTINGS = {
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model, or a profiled one.")] = None,
+    file: flags.File = None,
+    model: flags.ProfiledModel = None,
     data: Annotated[str | None, typer.Option(help="synthetic, imagefolder, …")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
+    batch: flags.Batch = None,
     architecture: flags.Architecture = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers.")] = "1,2,4,8,16,32,64",
     servers: flags.Servers = None,
     per_host: Annotated[int, typer.Option(help="Workers, each with a device, per host.")] = 0,
     link: flags.Link = None,
-    inside: Annotated[str | None, typer.Option(help="Between devices of a host: nvlink.")] = None,
+    inside: flags.Inside = None,
     device: flags.Device = None,
-    one_device: Annotated[
-        float | None, typer.Option(help="Samples/s of one device alone; scales the profile.")
-    ] = None,
+    one_device: flags.OneDevice = None,
     stack: Annotated[
         str | None, typer.Option(help="Whose software: paceline, horovod, pytorch-ddp, …")
     ] = None,

@@ -93,20 +93,13 @@ def _measure(
     from paceline.cli import console
     from paceline.errors import MissingError, SpecError
     from paceline.models import profiling
-    from paceline.spec.base import LARGEST
     from paceline.spec.profile import DeviceProfile
 
     if device == "cuda" and not torch.cuda.is_available():
         problem = "this machine has no GPU that torch can use."
         raise MissingError(problem, "leave --device out to profile the CPU.")
     described = models.info(model)
-    try:
-        given = tuple(int(part) for part in shape.split("x")) if shape else None
-        if given is not None and not (min(given) >= 1 and math.prod(given) * batch <= LARGEST):
-            raise ValueError
-    except ValueError:
-        raise SpecError("--shape", f'"{shape}" is no shape.', "write it as 3x224x224.") from None
-    input_shape = given or (described.input_shape if described else None)
+    input_shape = _parse_shape(shape, batch) or (described.input_shape if described else None)
     if input_shape is None:
         problem = f"the shape of one sample of {model} is not known."
         raise SpecError("--shape", problem, "give it, such as --shape 3x224x224.")
@@ -141,6 +134,20 @@ def _measure(
         "layers": [layer._asdict() for layer in measured.layers],
     }
     return msgspec.convert(fields, DeviceProfile)
+
+
+def _parse_shape(text: str, batch: int) -> tuple[int, ...]:
+    """Of one sample, as it was given: 3x224x224; empty where it was not."""
+    from paceline.errors import SpecError
+    from paceline.spec.base import LARGEST
+
+    try:
+        shape = tuple(int(part) for part in text.split("x")) if text else ()
+        if text and not (min(shape) >= 1 and math.prod(shape) * batch <= LARGEST):
+            raise ValueError
+    except ValueError:
+        raise SpecError("--shape", f'"{text}" is no shape.', "write it as 3x224x224.") from None
+    return shape
 
 
 def _print(profile: "DeviceProfile") -> None:

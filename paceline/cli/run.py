@@ -35,7 +35,7 @@ def command(
     workers: Annotated[int | None, typer.Option("-n", "--workers", help="Workers.")] = None,
     servers: flags.Servers = None,
     architecture: flags.Architecture = None,
-    threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
+    threads: flags.Threads = None,
     on: flags.On = None,
     link: flags.Link = None,
     launcher: flags.Launcher = None,
@@ -58,15 +58,12 @@ def command(
         ),
     ] = None,
     out: flags.Out = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show the live page while it runs.")
-    ] = False,
+    watch: flags.Watch = False,
     json: flags.Json = False,
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run SCRIPT as every worker of a job; the architecture is chosen here, not in the script."""
-    from paceline import engines
-    from paceline.cli import console, job
+    from paceline.cli import job
 
     changes = {
         "architecture": architecture,
@@ -90,13 +87,7 @@ def command(
         return
     if job.is_member(os.environ):
         job.run_as_member(experiment)
-    job.check_applies(experiment)
-    experiment = job.resolved(experiment)
-    if dry_run:
-        engines.check(experiment)
-        console.print_question(experiment, json=json)
-        return
-    job.train(experiment, out, json=json, watch=watch)
+    job.start(experiment, out, json=json, watch=watch, dry_run=dry_run)
 
 
 def _profile(

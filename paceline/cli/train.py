@@ -1,7 +1,6 @@
 """`paceline train`: a built-in workload, on any engine."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,28 +14,28 @@ SETTINGS = {
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).")] = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model, or module:function.")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set: shapes, cifar10, mnist, …")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where the data already lies.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per worker and step.")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Samples per step over all.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    file: flags.File = None,
+    model: flags.Model = None,
+    data: flags.Data = None,
+    data_dir: flags.DataDir = None,
+    batch: flags.Batch = None,
+    global_batch: flags.GlobalBatch = None,
+    steps: flags.Steps = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr")] = None,
+    learning_rate: flags.LearningRate = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, …")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same result.")] = None,
     architecture: flags.Architecture = None,
     workers: flags.Workers = None,
     servers: flags.Servers = None,
-    threads: Annotated[int | None, typer.Option(help="Compute threads per worker.")] = None,
+    threads: flags.Threads = None,
     balance: Annotated[
         bool | None, typer.Option("--balance/--no-balance", help="Divide by measured speed.")
     ] = None,
     on: flags.On = None,
     link: flags.Link = None,
     device: flags.Device = None,
-    dilation: Annotated[float | None, typer.Option(help="Slow the tunnel by this.")] = None,
+    dilation: flags.Dilation = None,
     container: Annotated[str | None, typer.Option(help="Start members inside, …")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16.")] = None,
     layout: Annotated[
@@ -53,21 +52,19 @@ def command(
         bool | None, typer.Option("--cache/--no-cache", help="Decode photographs once.")
     ] = None,
     evaluate: Annotated[bool | None, typer.Option("--evaluate/--no-evaluate")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between two.")] = None,
+    checkpoint_every: flags.CheckpointEvery = None,
     resume: Annotated[str | None, typer.Option(help="Go on from this run folder.")] = None,
     launcher: flags.Launcher = None,
     restarts: flags.Restarts = None,
     on_loss: flags.OnLoss = None,
     out: flags.Out = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show the live page while it runs.")
-    ] = False,
+    watch: flags.Watch = False,
     json: flags.Json = False,
     dry_run: flags.DryRun = False,
 ) -> None:
     """Train a built-in workload and measure it."""
-    from paceline import engines, spec
-    from paceline.cli import console, job
+    from paceline import spec
+    from paceline.cli import job
 
     base = spec.load(file) if file else spec.Experiment()
     if workers is None and base.cluster.workers == 1:
@@ -114,13 +111,7 @@ def command(
             job.run_as_member(experiment)
         job.train_as_member(experiment, out, json)
         return
-    job.check_applies(experiment)
-    experiment = job.resolved(experiment)
-    if dry_run:
-        engines.check(experiment)
-        console.print_question(experiment, json=json)
-        return
-    job.train(experiment, out, json=json, watch=watch)
+    job.start(experiment, out, json=json, watch=watch, dry_run=dry_run)
 
 
 def _optimizer(base: object, name: str | None, learning_rate: float | None) -> object:

@@ -49,6 +49,7 @@ from paceline.explain.needs import (
 from paceline.explain.phases import OWN_PHASES
 from paceline.explain.rates import against_loss
 from paceline.explain.spans import Slowed
+from paceline.explain.unsteady import Unsteady
 from paceline.record.entries import TRACED
 
 ONE_MAKES_FRACTION = 0.8
@@ -222,7 +223,7 @@ def _against_pauses(evidence: Evidence) -> Iterator[Action]:
 
 
 def _against_unsteady(evidence: Evidence) -> Iterator[Action]:
-    found, needs = evidence.unsteady, evidence.needs
+    found = evidence.unsteady
     assert found is not None
     places = {
         "input": "what its input waits for in those steps (a disk, a cache, a decoder)",
@@ -232,25 +233,22 @@ def _against_unsteady(evidence: Evidence) -> Iterator[Action]:
     usual = "what else ran then, memory, or samples of uneven size"
     who = "every worker" if found.everybody else found.worker
     text = f"look at {places.get(found.phase, usual)} on {who}"
-    if found.phase in ("exchange_exposed", "wait"):
-        yield Action(text=text, gain=spared(needs, 0.5 * found.seconds, found.seconds))
-        return
-    slow = needs.own if found.everybody else [found.worker]
-    own = {n: s - found.seconds if n in slow else s for n, s in needs.own.items()}
-    steady = replace(needs, own=own, chance=max(0.0, needs.chance - found.seconds))
-    yield Action(text=text, gain=gain(needs, steady))
+    yield Action(text=text, gain=_gain_without(found, evidence.needs))
 
 
 def _as_before(evidence: Evidence, found: Slowed) -> Action:
     """Every step like those that were not slow."""
-    needs = evidence.needs
     text = _what_changed(found, "all workers" if found.everybody else found.worker)
+    return Action(text=text, gain=_gain_without(found, evidence.needs))
+
+
+def _gain_without(found: Unsteady | Slowed, needs: Needs) -> Gain:
+    """If the phase never took longer than it mostly does."""
     if found.phase in ("exchange_exposed", "wait"):
-        return Action(text=text, gain=spared(needs, 0.5 * found.seconds, found.seconds))
+        return spared(needs, 0.5 * found.seconds, found.seconds)
     slow = needs.own if found.everybody else [found.worker]
     own = {n: s - found.seconds if n in slow else s for n, s in needs.own.items()}
-    steady = replace(needs, own=own, chance=max(0.0, needs.chance - found.seconds))
-    return Action(text=text, gain=gain(needs, steady))
+    return gain(needs, replace(needs, own=own, chance=max(0.0, needs.chance - found.seconds)))
 
 
 def _as_in_other_steps(evidence: Evidence, inside: Inside) -> Action:

@@ -13,7 +13,7 @@ BUSY_FRACTION = 0.9
 
 def resources(facts: Facts, needs: Needs) -> list[Resource]:
     """Every resource whose need per step is known, of every member, the longest first."""
-    found = [*_workers(facts), *_links(facts, needs), *_servers(facts, needs)]
+    found = [*_workers(facts), *_links(facts, needs), *_servers(needs)]
     if needs.cpu and facts.experiment.engine in ("here", "tunnel"):
         counter = f"cpu_fraction of all members over {facts.cores} cores"
         found.append(
@@ -111,7 +111,7 @@ def _links(facts: Facts, needs: Needs) -> list[Resource]:
     return found
 
 
-def _servers(facts: Facts, needs: Needs) -> list[Resource]:
+def _servers(needs: Needs) -> list[Resource]:
     return [
         Resource(
             name=f"work of {name}",

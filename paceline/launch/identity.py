@@ -79,6 +79,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return member_name(self.index, self.workers)
 
     @property
+    def has_joined(self) -> bool:
+        """It came to a job that ran."""
+        return self.founders > 0
+
+    @property
     def members(self) -> int:
         return self.workers + self.servers
 
@@ -89,6 +94,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 def member_name(index: int, workers: int) -> str:
     return f"worker{index}" if index < workers else f"server{index - workers}"
+
+
+def worker_rank(name: str) -> int:
+    """Of the worker that `member_name` calls so."""
+    return int(name.removeprefix("worker"))
 
 
 TORCH_VARIABLES = (

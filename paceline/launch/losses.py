@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from paceline import spec
 from paceline.errors import MemberError, SpecError
+from paceline.launch.identity import worker_rank
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import ECHO_SECONDS, Ending
 from paceline.protocol.plan import check, why_no_second_homes, written_shape
@@ -84,7 +85,7 @@ class Losses:
         """A worker, whatever it died of but what it was asked for: that all would die of."""
         if not one.name.startswith("worker"):
             return True
-        joined = int(one.name.removeprefix("worker")) >= self._founders
+        joined = worker_rank(one.name) >= self._founders
         return joined or one.status != SpecError.exit_status
 
     def record(self, dilation: float) -> None:

@@ -63,9 +63,6 @@ class Stack(NamedTuple):
         """Where in the script it is."""
         return next((frame for frame in self.frames if frame.is_the_scripts), None)
 
-    def is_in(self, *functions: str) -> bool:
-        return any(frame.function in functions for frame in self.frames)
-
 
 def path_of(run: Path, member: str) -> Path:
     return run / "logs" / f"{member}.stacks"

@@ -31,14 +31,6 @@ class LayerTimes(NamedTuple):
     parameter_bytes: int
 
 
-class LayerOperations(NamedTuple):
-    """One layer, with the operations of one sample's forward pass."""
-
-    name: str
-    operations: float
-    parameter_bytes: int
-
-
 class Profile(NamedTuple):
     """A model on a device at one batch."""
 
@@ -92,32 +84,6 @@ def layers_in_order(model: nn.Module, sample: Tensor) -> list[FoundLayer]:
         for handle in handles:
             handle.remove()
     return order
-
-
-def count_operations(model: nn.Module, sample: Tensor) -> list[LayerOperations]:
-    """Operations of each layer's forward pass per sample; works on meta tensors, without computing.
-
-    Convolutions and matrix products count two per multiply-add, other layers eight per output.
-    """
-    counts: list[LayerOperations] = []
-    handles = []
-    for layer in layers_in_order(model, sample):
-
-        def counted(_: object, inputs: object, output: Tensor, layer: FoundLayer = layer) -> None:
-            operations = 8.0 * output.numel() / sample.shape[0]
-            if isinstance(layer.module, nn.Conv2d | nn.Linear):
-                weight = layer.module.weight
-                operations *= weight.numel() / weight.shape[0] / 4
-            counts.append(LayerOperations(layer.name, operations, layer.parameter_bytes))
-
-        handles.append(layer.module.register_forward_hook(counted))
-    try:
-        with torch.no_grad():
-            model(sample)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return counts
 
 
 def profile(

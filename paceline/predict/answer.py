@@ -37,9 +37,6 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     limit: str
     """What binds: the resource that is needed longest in a step."""
 
-    sensitive_to: str = ""
-    """The constant whose range widens the interval most."""
-
     @property
     def samples_per_second(self) -> float:
         return self.outcome.samples_per_second
@@ -93,7 +90,6 @@ def predict(
     base = simulate(experiment, stack, coarse=True).samples_per_second
     waited = middle.phases["exchange_exposed"] / middle.step_seconds
     above = below = stack.model_fraction**2 + (stack.exposed_fraction * waited) ** 2
-    widest, name_of_widest = 0.0, ""
     for name, (low, _, high) in ranges(stack).items():
         if name in known or not _matters(name, experiment):
             continue
@@ -107,14 +103,11 @@ def predict(
                 continue
             above += change**2 if change > 0 else 0.0
             below += change**2 if change < 0 else 0.0
-            if abs(change) > widest:
-                widest, name_of_widest = abs(change), name
     return Predicted(
         outcome=middle,
         low=best * math.exp(-math.sqrt(below)),
         high=best * math.exp(math.sqrt(above)),
         limit=max(middle.needs, key=lambda name: middle.needs[name]),
-        sensitive_to=name_of_widest,
     )
 
 

@@ -5,7 +5,6 @@ worker's machine by what is outstanding, and nothing of links.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from functools import partial
 from typing import Any, NamedTuple
 
 from paceline.predict.clock import Clock
@@ -18,14 +17,6 @@ from paceline.protocol.plan import Plan
 class LayerTime(NamedTuple):
     forward_seconds: float
     backward_seconds: float
-
-
-Stretch = Callable[[int, int, float], float]
-"""(worker, layer, profiled seconds) -> the seconds it takes this time."""
-
-
-def as_profiled(worker: int, layer: int, seconds: float) -> float:
-    return seconds
 
 
 class Device:
@@ -52,7 +43,8 @@ class Device:
         """Weights are asked for when a step begins, once all gradients of the last are applied."""
         self.sums: HostSums | None = None
         self.input_seconds = self.update_seconds = 0.0
-        self.stretch: Callable[[int, float], float] = partial(as_profiled, 0)
+        self.stretch: Callable[[int, float], float] = lambda layer, seconds: seconds
+        """(layer, profiled seconds) -> the seconds it takes this time."""
         self.on_end: Callable[[], None] = lambda: None
         self.on_span: Callable[[str, float, float], None] | None = None
         """(what, since when, seconds): computing, and waiting for weights."""

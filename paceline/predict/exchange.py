@@ -15,7 +15,7 @@ from itertools import pairwise
 from paceline import spec
 from paceline.predict.cells import Cell
 from paceline.predict.clock import Clock
-from paceline.predict.codecs import Codec
+from paceline.predict.codecs import Codec, codec_of
 from paceline.predict.dealing import Lot
 from paceline.predict.device import Device, LayerTime
 from paceline.predict.host_sums import HostSums
@@ -225,9 +225,7 @@ class Job:
         lots: Sequence[Lot],
         plan: Plan,
         *,
-        codec: Codec,
         unevenness: float,
-        together: bool,
         noisy: bool,
         most_steps: int = MOST_STEPS,
         timeline: Timeline | None = None,
@@ -235,7 +233,7 @@ class Job:
         """`plan`: groups are its workers. `noisy`: every worker is simulated by itself, and so is
         its jitter."""
         self._stack, self._groups, self._lots = stack, groups, lots
-        self._together, self._noisy = together, noisy
+        self._together, self._noisy = experiment.architecture.waits_for_all, noisy
         self._ahead_steps = plan.rules.staleness
         """So far ahead of the slowest a worker may be."""
         self._most_steps = most_steps + self._ahead_steps
@@ -243,6 +241,7 @@ class Job:
         self._ended = False
         """A group has come to the end of a step since it was last asked."""
         self.clock = Clock()
+        codec = codec_of(experiment.architecture)
         held = KERNEL_BYTES if codec.sent_fraction < 1 else 0.0
         self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness, held)
         costs = ClusterCosts(stack, constants, groups, seats, lots, codec)

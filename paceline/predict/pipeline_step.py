@@ -152,7 +152,7 @@ def pipeline_step(
         return stages[turn.stage].seconds(turn.kind)
 
     ideal = run_turns(pipe, seconds)
-    found = run_turns(pipe, seconds, _handing(pipe, stages, topology, constants), timeline)
+    found = run_turns(pipe, seconds, _handing(stages, topology, constants), timeline)
     sums = _sum_seconds(pipe, stages, options.replicas, topology, stack, constants)
     if timeline is not None:
         for place in range(pipe.workers):
@@ -290,7 +290,7 @@ def _joined(units: Sequence[Stage]) -> Stage:
 
 
 def _handing(
-    pipe: Pipe, stages: Sequence[Stage], topology: Topology, constants: Constants
+    stages: Sequence[Stage], topology: Topology, constants: Constants
 ) -> Callable[[int, int, Turn], float]:
     """Neighbours on one host hand on inside it, others over their cables."""
     each = max(c.workers for c in topology.computing)

@@ -6,7 +6,6 @@ import msgspec
 
 from paceline import spec
 from paceline.predict.cells import EXACT_MEMBERS, PHASES, Cell, cells_of, lay_out
-from paceline.predict.codecs import codec_of
 from paceline.predict.dealing import Lot, deal, hot_seats, merge
 from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
 from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds, work_of
@@ -49,19 +48,10 @@ def server_step(
     timeline: Timeline | None = None,
 ) -> Outcome:
     """Some steps on the virtual clock, with as much collapsed as the cluster allows."""
-    phases = COARSE_PHASES if coarse else PHASES
     together = experiment.architecture.waits_for_all
     in_host = stack.sums_in_host or experiment.architecture.sums_in_host
     leaders = in_host and together
-    on_hosts, shares = lay_out(experiment, topology, leaders)
-    work = work_of(experiment, topology.computing[0], topology, constants)
-    cut = _chunked if stack.place == "chunks" else _whole
-    kinds = len(topology.computing)  # hosts that are not alike drift apart by themselves
-    phases = 1 if together else min(phases, max(1, MOST_GROUPS // kinds))
-    exact = topology.workers + len(shares) <= EXACT_MEMBERS
-    finest = MOST_CHUNKS_EACH if exact else min(MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
-    most_chunks = min(COARSE_CHUNKS, finest) if coarse else finest
-    dealt = cut(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
+    dealt = _deal(experiment, topology, stack, constants, leaders=leaders, coarse=coarse)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = _seats(dealt, groups)
     plan = _plan(experiment, stack, dealt, seats, len(groups))
@@ -75,23 +65,19 @@ def server_step(
         seats,
         dealt.lots,
         plan,
-        codec=codec_of(experiment.architecture),
         unevenness=dealt.unevenness,
-        together=together,
         noisy=not collapsed,
         most_steps=COARSE_STEPS if coarse else MOST_STEPS,
         timeline=timeline,
     )
     step = job.run()
-    needs = job.needs()
     typical = max(groups, key=lambda group: group.count)
     late = 0.0
     if together:
         jitter = typical.cell.of.jitter_fraction if collapsed else 0.0
         late = wait_seconds(typical.work, jitter, topology.workers, constants)
-    summing = min(
-        needs.get(INSIDE, 0.0), typical.work.busy_seconds
-    )  # devices that add up compute less
+    # Devices that add up compute less.
+    summing = min(job.needs().get(INSIDE, 0.0), typical.work.busy_seconds)
     lost = constants.contention_fraction * summing
     paces = paces_of(
         experiment,
@@ -112,6 +98,30 @@ class _Dealt(msgspec.Struct, frozen=True, kw_only=True):
 
     lots: list[Lot]
     unevenness: float = 1.0
+
+
+def _deal(
+    experiment: spec.Experiment,
+    topology: Topology,
+    stack: Stack,
+    constants: Constants,
+    *,
+    leaders: bool,
+    coarse: bool,
+) -> _Dealt:
+    """As finely as it pays to simulate, in as many phases as workers drift apart."""
+    on_hosts, shares = lay_out(experiment, topology, leaders)
+    work = work_of(experiment, topology.computing[0], topology, constants)
+    kinds = len(topology.computing)  # hosts that are not alike drift apart by themselves
+    phases = min(COARSE_PHASES if coarse else PHASES, max(1, MOST_GROUPS // kinds))
+    if experiment.architecture.waits_for_all:
+        phases = 1
+    exact = topology.workers + len(shares) <= EXACT_MEMBERS
+    finest = MOST_CHUNKS_EACH if exact else min(MOST_CHUNKS, math.ceil(MOST_PUSHES / kinds))
+    most_chunks = min(COARSE_CHUNKS, finest) if coarse else finest
+    if stack.place == "chunks":
+        return _chunked(experiment, topology, stack, work, on_hosts, shares, phases, most_chunks)
+    return _whole(topology, stack, work, on_hosts, shares, phases, most_chunks)
 
 
 def _chunked(
@@ -150,7 +160,6 @@ def _chunked(
 
 
 def _whole(
-    experiment: spec.Experiment,
     topology: Topology,
     stack: Stack,
     work: Work,

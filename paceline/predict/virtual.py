@@ -1,21 +1,17 @@
 """The protocol's own machines on a virtual clock: members, and what carries their messages.
 
-    job = VirtualJob(plan, Ideal(), star(clock, plan, 125e6), clock)
-    job.compute(layers, steps=8)
-    job.step_ends      # for each worker, the moment each of its steps ended
-
 Nothing is decided here: `protocol.Member` carries out what the machines decide, `Roads` say what a
 message crosses and `Costs` what it takes. This is the only driver: a prediction of a cluster
-(`exchange.py`) is this job with a cluster's roads and costs. The same job gives the same moments.
+(`exchange.py`) is this job with a cluster's roads and costs, `benchmarks/ideal_links.py` one where
+links cost nothing but bytes. The same job gives the same moments.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from paceline.predict.clock import Clock
-from paceline.predict.device import Device, LayerTime, Stretch, as_profiled
+from paceline.predict.device import Device
 from paceline.predict.links import Links
 from paceline.protocol.actions import Action, Departed, Note, Send, Usable, Work
 from paceline.protocol.exchange import ExchangeMachine
@@ -23,7 +19,6 @@ from paceline.protocol.member import Member
 from paceline.protocol.messages import Push
 from paceline.protocol.plan import Plan
 from paceline.protocol.seat import SeatMachine
-from paceline.spec.profile import Layer
 
 Path = Sequence[str | tuple[str, float]]
 
@@ -52,57 +47,6 @@ class Costs(Protocol):
 
     def working_seconds(self, member: str, work: Work) -> float:
         """Called when a seat begins some work; one at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ideal:
-    """Costs that are the same for all; none unless given."""
-
-    plan: Plan
-    sum_seconds_per_byte: float = 0.0
-    """Of each gradient that a server sums."""
-
-    update_seconds_per_byte: float = 0.0
-    """Of a chunk that is updated."""
-
-    message_seconds: float = 0.0
-    """Of each parcel, at the member that takes it in."""
-
-    def payload_bytes(self, send: Send) -> float:
-        assert send.payload is not None
-        return float(self.plan.layout.chunks[send.payload].size_bytes)
-
-    def sending_seconds(self, send: Send) -> float:
-        return 0.0
-
-    def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
-        return self.message_seconds
-
-    def working_seconds(self, member: str, work: Work) -> float:
-        size_bytes = self.plan.layout.chunks[work.chunk].size_bytes
-        sums = 0 if work.kind == "apply" else len(work.parts)
-        updates = work.kind in ("update", "apply") and bool(work.parts)
-        seconds = sums * size_bytes * self.sum_seconds_per_byte
-        return seconds + updates * size_bytes * self.update_seconds_per_byte
-
-
-class Star:
-    """Every member has a cable of its own to one switch that is never full."""
-
-    def __init__(self, links: Links) -> None:
-        self.links = links
-
-    def path(self, source: str, target: str, *, to_seat: bool) -> Path:
-        return (f"{source} out", f"{target} in")
-
-
-def star(clock: Clock, plan: Plan, bytes_per_second: float, latency_seconds: float = 0.0) -> Star:
-    links = Links(clock)
-    names = {f"worker{w}" for w in range(plan.workers)} | {seat.member for seat in plan.seats}
-    for name in sorted(names):
-        links.add(f"{name} out", bytes_per_second, latency_seconds)
-        links.add(f"{name} in", bytes_per_second)
-    return Star(links)
 
 
 class VirtualMember:
@@ -218,21 +162,3 @@ class VirtualJob:
         self.members = {
             name: VirtualMember(self, name, made) for name, made in (workers | serving).items()
         }
-
-    def compute(self, layers: Sequence[Layer], steps: int, stretch: Stretch = as_profiled) -> None:
-        """Give every worker a device with these layers, one for each parameter of the plan, and let
-        it take so many steps and leave. `stretch`: jitter, stragglers."""
-        times = [LayerTime(layer.forward_seconds, layer.backward_seconds) for layer in layers]
-        for world in self.members.values():
-            if world.machine is not None:
-                device = Device(self.plan, world.member, self.clock, times)
-                device.stretch, device.steps = partial(stretch, world.machine.worker), steps
-                world.device = device
-                device.go_on()
-        self.clock.run()
-
-    @property
-    def step_ends(self) -> list[list[float]]:
-        """For each worker, when the backward pass of each step had ended."""
-        devices = [world.device for world in self.members.values()]
-        return [device.step_ends for device in devices if device is not None]

@@ -25,7 +25,6 @@ DECIDING = ("tcp_fraction", "message_seconds", "sum_rate", "jitter_fraction")
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """A gain, with its range."""
 
-    change: str
     measured: float
     """Samples per second of the run as it was."""
 
@@ -63,7 +62,6 @@ def what_if(run: RunFolder, **changes: Any) -> WhatIf:
             above += max(0.0, change) ** 2
             below += min(0.0, change) ** 2
     return WhatIf(
-        change=", ".join(f"{name} = {value}" for name, value in changes.items()),
         measured=rate,
         expected=rate * ratio,
         low=rate * ratio * math.exp(-math.sqrt(below)),

@@ -8,8 +8,6 @@ Span = tuple[float, float]
 """When a job began and ended, on worker 0's clock."""
 
 START_UP, FIRST_STEPS, STEPS, TEARDOWN = "start-up", "first steps", "steps", "teardown"
-TRAINING = (FIRST_STEPS, STEPS)
-"""The parts in which the model is trained; what is neither these nor a pause is around them."""
 
 
 def wall_seconds(

@@ -96,8 +96,8 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
 
     backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
     bucket: str = "auto"
-    """Gradients that travel together; `auto` leaves it to the library (25 MiB, with a small first
-    one in torch's, so that the exchange starts early)."""
+    """Gradients that travel together; `auto` is 25 MiB, after a small first one, so that the
+    exchange starts early (protocol/buckets.py)."""
 
     def __post_init__(self) -> None:
         if self.bucket != "auto":

@@ -74,10 +74,6 @@ class Link(Spec, frozen=True, kw_only=True):
     kind: Literal["tcp", "rdma", "bus"] = "tcp"
     """How bytes get onto it: copied by the host, past it, or inside one."""
 
-    def seconds_for(self, size_bytes: float) -> float:
-        """Time for one message alone on the link."""
-        return self.latency_seconds + 8 * size_bytes / self.bandwidth_bits_per_second
-
 
 class Cluster(Spec, frozen=True, kw_only=True):
     """The members and what carries them."""

@@ -5,7 +5,6 @@ A comparison file is an experiment file with a table `[compare]` (the axes), and
 (what is reproduced, and what differs).
 """
 
-import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +15,7 @@ from paceline.errors import SpecError, suggest
 from paceline.spec.architecture import parse_architecture
 from paceline.spec.base import Spec, require
 from paceline.spec.cluster import parse_link
-from paceline.spec.experiment import Experiment, from_tables, replace
+from paceline.spec.experiment import Experiment, from_tables, read_tables, replace
 
 S = TypeVar("S", bound=Spec)
 
@@ -123,15 +122,7 @@ class Comparison(Spec, frozen=True, kw_only=True):
 
 def load_comparison(path: Path) -> Comparison:
     """Read a comparison file; every mistake in it is a SpecError that names the place."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(str(path), "there is no such file.", "check the path.") from None
-    except OSError as error:
-        problem = f"it cannot be read: {error.strerror}."
-        raise SpecError(str(path), problem, "name a file that can be.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
+    tables = read_tables(path)
     axes, quick = tables.pop("compare", {}), tables.pop("quick", {})
     more = tuple(tables.pop("more", ()))
     paper = tables.pop("paper", None)

@@ -136,8 +136,17 @@ class Experiment(Spec, frozen=True, kw_only=True):
 def load(path: Path, *, recorded: bool = False) -> Experiment:
     """Read an experiment file; every mistake in it is a SpecError that names the place. `recorded`:
     it was run, and options that were taken and had no effect do not matter any more."""
+    tables = read_tables(path)
+    kind = tables.get("architecture")
+    if recorded and isinstance(kind, dict) and kind.get("name") == "server":
+        tables["architecture"] = Server.effective(kind)
+    return from_tables(tables, str(path))
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """What a TOML file holds."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(str(path), "there is no such file.", "check the path.") from None
     except OSError as error:
@@ -145,10 +154,6 @@ def load(path: Path, *, recorded: bool = False) -> Experiment:
         raise SpecError(str(path), problem, "name a file that can be.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(str(path), f"this is not TOML: {error}.", "mend that line.") from None
-    kind = tables.get("architecture")
-    if recorded and isinstance(kind, dict) and kind.get("name") == "server":
-        tables["architecture"] = Server.effective(kind)
-    return from_tables(tables, str(path))
 
 
 def from_tables(tables: dict[str, Any], where: str) -> Experiment:

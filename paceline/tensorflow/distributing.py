@@ -7,6 +7,7 @@ The optimizer's `apply` is hooked on the object itself, outside everything that 
 import inspect
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,7 +24,7 @@ from paceline.tensorflow import graph, sharding
 from paceline.tensorflow.callbacks import Agreement, for_this_worker
 from paceline.tensorflow.mirror import Mirror
 from paceline.tensorflow.passes import Passes, hook
-from paceline.tensorflow.steps import Alone, Averaged, Common, Local, Served
+from paceline.tensorflow.steps import Alone, Averaged, Common, Local, Served, Way
 from paceline.training.entering import current
 from paceline.training.session import Session
 
@@ -95,7 +96,7 @@ class Distributed:
         self._passes = Passes(session, model)
         self._optimizer: Any = None
         self._hooked: list[Any] = []
-        self._way: Any = None
+        self._way: Way | None = None
         self._has_rows = False
         self._traces = 0
         hook(model, "fit", self._fit)
@@ -104,8 +105,8 @@ class Distributed:
 
     @property
     def _common(self) -> Common:
-        common: Common = self._way.common
-        return common
+        assert self._way is not None
+        return self._way.common
 
     @property
     def failure(self) -> PacelineError | None:
@@ -296,7 +297,7 @@ def _show_own_failures() -> None:
     sys.excepthook = show_own
 
 
-def _way(session: Session) -> Any:
+def _way(session: Session) -> Callable[[Session, Mirror, Any, Passes], Way]:
     """How an architecture serves TensorFlow."""
     options = session.options
     if session.workers == 1:

@@ -14,14 +14,11 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from paceline.architectures.likeness import STRETCH, TOLERANCE
+from paceline.architectures.likeness import STRETCH, is_looked_at, tolerance
 from paceline.errors import ExchangeError
 from paceline.tensorflow.mirror import Array
 from paceline.tensorflow.passes import hook
 from paceline.training.session import Session
-
-OFTEN_STEPS = 16
-"""In so many first steps, and in one of as many later, workers look."""
 
 LOOKED_AT = 8
 """Variables of one look, a stretch of each; the next look is at others."""
@@ -69,7 +66,7 @@ class Likeness:
         """
         if self._session.workers == 1 or self._session.identity.goes_on:
             return
-        if not at_all and self._session.step > OFTEN_STEPS and self._session.step % OFTEN_STEPS:
+        if not at_all and not is_looked_at(self._session.step):
             return
         if at_all:
             looked = [(variable, _values(variable)) for variable in self._variables]
@@ -98,7 +95,9 @@ class Likeness:
         told[session.rank, 1:] = torch.from_numpy(digests.ravel())
         table = session.everyone.mean(told).numpy() * session.workers
         steps, values, sizes = table[:, 0], table[:, 1::2], table[:, 2::2]
-        bounds = sizes.max(0) * [_tolerance(variable) for variable in variables]
+        bounds = sizes.max(0) * [
+            tolerance(getattr(torch, variable.dtype)) for variable in variables
+        ]
         is_other = np.abs(values - np.median(values, 0)) > bounds / 2
         if not is_other.any():
             return
@@ -139,7 +138,3 @@ def _digest(values: Array) -> tuple[float, float]:
         total += float(piece @ np.linspace(0.5, 1.5, piece.size))
         size += float(np.abs(piece).sum())
     return total / max(1, values.size), size / max(1, values.size)
-
-
-def _tolerance(variable: Any) -> float:
-    return max(TOLERANCE, 4 * torch.finfo(getattr(torch, variable.dtype)).eps)

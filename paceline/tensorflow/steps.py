@@ -35,16 +35,6 @@ Apply = Callable[[Sequence[Any], Sequence[Any]], Any]
 """The Keras optimizer's own `apply(gradients, variables)`."""
 
 
-class Way(Protocol):
-    """How gradients become new weights."""
-
-    def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """In the place of the Keras optimizer's `apply`; called eagerly or while tracing."""
-
-    def settle(self) -> None:
-        """Every worker calls it after the same step: after it Keras holds one model."""
-
-
 class Common:
     """What all ways share: the mirror, the record, and what went wrong inside a graph."""
 
@@ -105,6 +95,18 @@ class Common:
             self.failure = error
             self.session.remember(error)
             raise
+
+
+class Way(Protocol):
+    """How gradients become new weights."""
+
+    common: Common
+
+    def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
+        """In the place of the Keras optimizer's `apply`; called eagerly or while tracing."""
+
+    def settle(self) -> None:
+        """Every worker calls it after the same step: after it Keras holds one model."""
 
 
 class Alone:

@@ -20,7 +20,7 @@ from paceline.architectures.group import Group
 from paceline.architectures.pipeline import Job, PipelineModel
 from paceline.data.scatter import ScatterLoader, describe
 from paceline.errors import RecordError, SpecError
-from paceline.models.emulated import model_for, skip_updates
+from paceline.models.emulated import EmulatedModel, model_for, skip_updates
 from paceline.record import RunFolder, checkpoints
 from paceline.record.checkpoints import Found
 from paceline.training import checkpoint, optimizers
@@ -43,36 +43,9 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     workload, cluster = experiment.workload, experiment.cluster
     prepare_compute(workload, cluster, session)
     torch.manual_seed(workload.seed)
-    emulated = model_for(experiment, session.identity.name)
-    resumed: Found | None = None
-    model: nn.Module
-    if emulated is None and isinstance(experiment.architecture, spec.Pipeline):
-        dataset = open_data(workload)
-        model = build_stages(experiment, experiment.architecture, session, dataset)
-        optimizer = optimizers.build(workload.optimizer, model.parameters())
-    elif emulated is None:
-        dataset = open_data(workload)
-        model = build_model(workload, dataset)
-        optimizer = optimizers.build(workload.optimizer, model.parameters())
-    else:
-        session.note("emulated device: no data, gradients or updates are computed, loss unknown")
-        dataset, model = data.open("synthetic", input_shape=(1,)), emulated
-        optimizer = optimizers.build(workload.optimizer, model.parameters())
-    if not (isinstance(model, PipelineModel) or session.has_joined):
-        resumed = _found(workload, folder.path)
-    start = 0 if resumed is None else checkpoint.load(resumed, model=model, optimizer=optimizer)
-    session.survivors.makes_again = session.options.exclusive
-    session.gradient_use = "clip" if workload.clip_norm else "nothing"
-    session.shares_batches = True
-    session.distribute(model, optimizer)
-    if emulated is not None:
-        skip_updates(optimizer)
-    start = session.start if session.has_joined else start
-    session.step = start
-    if emulated is not None:
-        emulated.pace.passes = start * workload.accumulate
-    if resumed is not None:
-        _go_on(resumed, experiment, session, folder.path)
+    dataset, model = _open(experiment, session)
+    optimizer = optimizers.build(workload.optimizer, model.parameters())
+    start = _begin(experiment, session, folder.path, model, optimizer)
 
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
@@ -83,7 +56,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     if workload.epochs and (rest := len(dataset) % total):
         left = f"{rest} of {len(dataset)} samples fill no batch of {total}"
         session.note(f"{left} and are left out of each epoch, others in each.")
-    worker = _Worker(experiment, session, model, optimizer, num_steps, emulated is None)
+    worker = _Worker(experiment, session, model, optimizer, num_steps)
     if isinstance(model, PipelineModel):
         source = _source_of_stages(workload, dataset, session, model, worker.device)
     else:
@@ -108,6 +81,43 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
             worker.write(folder.path, num_steps, (session.rank,))
         worker.conclude(dataset)
     dataset.close()
+
+
+def _open(experiment: spec.Experiment, session: Session) -> tuple[data.Dataset, nn.Module]:
+    """The samples, and what is trained on them."""
+    emulated = model_for(experiment, session.identity.name)
+    if emulated is not None:
+        session.note("emulated device: no data, gradients or updates are computed, loss unknown")
+        return data.open("synthetic", input_shape=(1,)), emulated
+    dataset = open_data(experiment.workload)
+    if isinstance(experiment.architecture, spec.Pipeline):
+        return dataset, build_stages(experiment, experiment.architecture, session, dataset)
+    return dataset, build_model(experiment.workload, dataset)
+
+
+def _begin(
+    experiment: spec.Experiment, session: Session, run: Path, model: nn.Module, optimizer: Optimizer
+) -> int:
+    """Distribute the model, as a checkpoint has it if there is one; the first step to be taken."""
+    workload, start = experiment.workload, 0
+    resumed: Found | None = None
+    if not (isinstance(model, PipelineModel) or session.has_joined):
+        resumed = _found(workload, run)
+    if resumed is not None:
+        start = checkpoint.load(resumed, model=model, optimizer=optimizer)
+    session.survivors.makes_again = session.options.exclusive
+    session.gradient_use = "clip" if workload.clip_norm else "nothing"
+    session.shares_batches = True
+    session.distribute(model, optimizer)
+    if session.has_joined:
+        start = session.start
+    session.step = start
+    if isinstance(model, EmulatedModel):
+        skip_updates(optimizer)
+        model.pace.passes = start * workload.accumulate
+    if resumed is not None:
+        _go_on(resumed, experiment, session, run)
+    return start
 
 
 def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Session) -> None:
@@ -183,13 +193,12 @@ class _Worker:
         model: nn.Module,
         optimizer: Optimizer,
         num_steps: int,
-        knows_loss: bool,
     ) -> None:
         self._experiment, self._workload, self._session = experiment, experiment.workload, session
         self._model, self._optimizer, self._num_steps = model, optimizer, num_steps
         self.device = next(model.parameters()).device
         self._random = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
-        self._knows_loss = knows_loss
+        self._knows_loss = not isinstance(model, EmulatedModel)
         self._recording = recording_for(experiment, session, model, self._loss, self._precision)
         model.train()
 

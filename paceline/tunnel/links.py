@@ -6,19 +6,13 @@ wire, at a small part of the CPU that single packets would cost.
 """
 
 from paceline.errors import PacelineError
+from paceline.predict.links import WINDOW_BYTES
 from paceline.spec import Link
-from paceline.telemetry.queues import HEADER_BYTES
 from paceline.tunnel.namespaces import qdiscs, tc
 from paceline.units import format_bandwidth
 
 MTU_BYTES = 1500
 SEGMENT_BYTES = MTU_BYTES - 20 - 32
-PAYLOAD_FRACTION = SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
-"""Share of a link's rate left for TCP's payload: 0.956."""
-
-WINDOW_BYTES = 1 << 19
-"""What a connection may have on its way on a link without latency: a queue that bridges the moments
-in which this machine does something else."""
 
 _BURST_SECONDS = 2e-3
 """What a link may catch up on when this machine served its queue late; the price is that a message
@@ -83,7 +77,8 @@ def read_back(namespace: str, expected: dict[str, Link]) -> None:
 
 def window_bytes(link: Link) -> int:
     """What a connection may have on its way so that `link` stays full: what its latency there and
-    back holds, and room to spare."""
+    back holds, and on a link without any a queue that bridges the moments in which this machine
+    does something else."""
     in_flight = link.bandwidth_bits_per_second / 8 * 2 * link.latency_seconds
     return WINDOW_BYTES + int(in_flight)
 

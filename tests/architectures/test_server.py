@@ -1,5 +1,8 @@
 """`server` in its synchronous forms trains like one worker on the whole batch."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import nn
 from paceline import spec
 from paceline.architectures.server.seat import serving
 from paceline.architectures.server.seat.updates import ELEMENTWISE, NUMBERS
+from paceline.architectures.server.weights import ServedWeights
 from paceline.errors import MemberError
 from paceline.testing import run_members
 from paceline.training import script
@@ -385,3 +389,15 @@ def test_the_names_of_numbers_tell_state_of_elements_apart(kind):
     optimizer.step()
     sizes = {name: t.numel() for name, t in optimizer.state[parameter].items() if t is not None}
     assert sizes == {name: 1 if name in NUMBERS else 3 for name in sizes}
+
+
+@pytest.mark.parametrize("kept", [lambda weights: weights, lambda weights: weights.data])
+@pytest.mark.parametrize("use", [copy.deepcopy, pickle.dumps, torch.clone])
+def test_who_copies_weights_or_what_was_kept_of_them_waits_for_their_values(use, kept):
+    weights, read = nn.Parameter(torch.zeros(3)), []
+    served = ServedWeights([weights], before_read=read.append, before_write=lambda: None)
+    served.install([torch.ones(3)])
+    held = kept(weights)
+    read.clear()
+    use(held)
+    assert read[0] == 0

@@ -4,19 +4,23 @@ A prediction is about the code that runs only if both hold.
 """
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
 from paceline import spec
-from paceline.predict.clock import Clock
-from paceline.predict.device import as_profiled
-from paceline.predict.virtual import Ideal, VirtualJob, star
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.placement import exchange_seconds
 from paceline.protocol.plan import Shape, make_plan
 from paceline.protocol.seat import SeatMachine
 from paceline.spec.profile import Layer
 from tests.protocol.network import Network
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import ideal_links
+from ideal_links import step_ends
 
 RATE = 1e6
 PLACES = {"dedicated": 2, "colocated": 0, "optimal": 1}
@@ -48,11 +52,8 @@ def plan_of(sizes, placement, workers=3, **options):
     return make_plan(sizes, spec.Server(placement=placement, chunk="16KiB", **options), shape)
 
 
-def run(plan, times, steps, stretch=as_profiled, **costs):
-    clock = Clock()
-    job = VirtualJob(plan, Ideal(plan=plan, **costs), star(clock, plan, RATE), clock)
-    job.compute(times, steps, stretch)
-    return job
+def run(plan, times, steps, **options):
+    return ideal_links.run(plan, times, steps, RATE, **options)
 
 
 def decisions(works):
@@ -69,7 +70,7 @@ def decisions(works):
 def test_every_mode_and_placement_ends_with_every_step_done(mode, placement):
     sizes, times = model()
     job = run(plan_of(sizes, placement, **mode), times, 4, stretch=uneven)
-    assert [len(ends) for ends in job.step_ends] == [4, 4, 4]
+    assert [len(ends) for ends in step_ends(job)] == [4, 4, 4]
     seats = [world.member.seat for world in job.members.values() if world.member.seat]
     assert all(seat.over for seat in seats)
 
@@ -95,7 +96,7 @@ def test_decisions_are_those_of_any_other_network(mode, placement):
 def test_with_nothing_to_compute_a_step_takes_the_closed_form(placement):
     sizes, times = model(layers=24, elements=64 << 10)
     plan = plan_of(sizes, placement)
-    ends = [max(moments) for moments in zip(*run(plan, times, 8).step_ends, strict=True)]
+    ends = [max(moments) for moments in zip(*step_ends(run(plan, times, 8)), strict=True)]
     seconds = (ends[-1] - ends[2]) / 5
     limit = exchange_seconds(placement, 3, PLACES[placement], plan.layout.size_bytes, RATE)
     assert limit <= seconds * (1 + 1e-6)
@@ -106,10 +107,10 @@ def test_with_nothing_to_compute_a_step_takes_the_closed_form(placement):
 def test_what_servers_cost_is_in_the_step():
     sizes, times = model()
     plan = plan_of(sizes, "dedicated")
-    free = run(plan, times, 4).step_ends[0][-1]
+    free = step_ends(run(plan, times, 4))[0][-1]
     costs = {"sum_seconds_per_byte": 1 / RATE, "update_seconds_per_byte": 2 / RATE}
-    assert run(plan, times, 4, **costs).step_ends[0][-1] > 1.5 * free
-    slower = run(plan, times, 4, message_seconds=0.1).step_ends[0][-1]
+    assert step_ends(run(plan, times, 4, **costs))[0][-1] > 1.5 * free
+    slower = step_ends(run(plan, times, 4, message_seconds=0.1))[0][-1]
     assert slower > free + 0.5
 
 
@@ -126,12 +127,12 @@ class AnswersWhenTheStepIsWhole(SeatMachine):
 def test_another_protocol_gives_another_prediction(monkeypatch):
     sizes, times = model(layers=12, elements=16 << 10, seconds=0.05)
     plan = plan_of(sizes, "dedicated")
-    before = run(plan, times, 5).step_ends[0][-1]
+    before = step_ends(run(plan, times, 5))[0][-1]
     monkeypatch.setattr("paceline.predict.virtual.SeatMachine", AnswersWhenTheStepIsWhole)
-    assert run(plan, times, 5).step_ends[0][-1] > 1.05 * before
+    assert step_ends(run(plan, times, 5))[0][-1] > 1.05 * before
 
 
 def test_the_same_job_twice():
     sizes, times = model()
     plan = plan_of(sizes, "optimal")
-    assert run(plan, times, 4).step_ends == run(plan, times, 4).step_ends
+    assert step_ends(run(plan, times, 4)) == step_ends(run(plan, times, 4))

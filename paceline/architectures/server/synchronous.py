@@ -27,7 +27,7 @@ from paceline.architectures.gradients import (
     with_closure,
     with_mean_loss,
 )
-from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
+from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, is_looked_at, stretch_of
 from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange.device import is_apart
 from paceline.architectures.server.exchange.opening import (
@@ -51,9 +51,6 @@ from paceline.protocol.plan import placement_of, why_no_second_homes
 
 SERVED = "served"
 """The note that tells one who joins how servers update, or why they do not."""
-
-OFTEN_STEPS = 16
-"""In so many first steps, and in one of as many later, workers that update compare weights."""
 
 PATIENCE = 2
 """So often a script may take its weights back before they stay with the workers for good."""
@@ -172,7 +169,7 @@ class SynchronousServer:
 
     @property
     def _joins(self) -> bool:
-        return self._context.identity.founders > 0
+        return self._context.identity.has_joined
 
     def _style_to_join(self) -> Style:
         """How the others train: they must have left their weights to the servers."""
@@ -313,7 +310,7 @@ class SynchronousServer:
 
     def _compare_weights(self, tensors: Sequence[Tensor]) -> None:
         """The servers have no weights of their own to tell that a worker's have become others."""
-        if self._joins or (self._steps > OFTEN_STEPS and self._steps % OFTEN_STEPS):
+        if self._joins or not is_looked_at(self._steps):
             return
         if self._context.identity.goes_on:  # a mean is over all who began
             return

@@ -167,8 +167,8 @@ class ServedWeights:
         return types.new_class(kind.__name__, (Served, kind), {}, lambda space: space.update(facts))
 
 
-class Served(Tensor):
-    """Mixed into the class of a tensor whose values the servers hold."""
+class Watched(Tensor):
+    """One of which every use is seen: it shares memory with served weights."""
 
     weights: ServedWeights
 
@@ -178,6 +178,10 @@ class Served(Tensor):
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return _touch(func, args, kwargs or {})
+
+
+class Served(Watched):
+    """Mixed into the class of a tensor whose values the servers hold."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = _plain(self).clone().requires_grad_(self.requires_grad)
@@ -194,18 +198,10 @@ class Served(Tensor):
         return plain.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
 
 
-class View(Tensor):
+class View(Watched):
     """A view of served weights in the script's hands."""
 
     of: Tensor
-    weights: ServedWeights
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            return _touch(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = copied = _plain(self).clone()
@@ -232,8 +228,8 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor.weights.write()
     read = _found((args, kwargs), [])
     for tensor in read:
-        if isinstance(tensor, (Served, View)):  # else the script got it back at the one before
-            tensor.weights.read(tensor.of if isinstance(tensor, View) else tensor)
+        if isinstance(tensor, Watched):  # else the script got it back at the one before
+            tensor.weights.read(_served(tensor))
     read = _found(read, [])
     versions = [tensor._version for tensor in read]
     result = func(*args, **kwargs)
@@ -258,8 +254,7 @@ def _aliased(result: Tensor, read: Sequence[Any]) -> Tensor:
     memory = _memory(result)
     for tensor in read:
         if tensor.layout == torch.strided and _memory(tensor) == memory:
-            of = tensor.of if isinstance(tensor, View) else tensor
-            aliased: Tensor = tensor.weights.alias(of, result)
+            aliased: Tensor = tensor.weights.alias(_served(tensor), result)
             return aliased
     return result
 
@@ -278,15 +273,20 @@ def _found(value: Any, into: list[Any]) -> list[Any]:
     elif isinstance(value, dict):
         for part in value.values():
             _found(part, into)
-    elif isinstance(value, (Served, View)):
+    elif isinstance(value, Watched):
         into.append(value)
     return into
 
 
+def _served(tensor: Watched) -> Tensor:
+    """Whose memory it is, or has a part of."""
+    return tensor.of if isinstance(tensor, View) else tensor
+
+
 def _plain(tensor: Tensor) -> Tensor:
     """The values as an ordinary tensor, waited for; shares memory."""
-    if isinstance(tensor, Served):
-        tensor.weights.read(tensor)
+    if isinstance(tensor, Watched):
+        tensor.weights.read(_served(tensor))
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().as_subclass(Tensor)
 

@@ -33,7 +33,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     takes_servers: bool = False
     one_worker_only: bool = False
-    synchronous: bool = True
     by_horovodrun: bool = False
     """Horovod starts its workers by itself, on this machine."""
 
@@ -84,7 +83,6 @@ PEERS: dict[str, Peer] = {
             install=_TENSORFLOW,
             like=spec.Server(mode="async"),
             takes_servers=True,
-            synchronous=False,
         ),
         *(
             Peer(

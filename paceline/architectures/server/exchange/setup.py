@@ -73,7 +73,7 @@ class OpenMember:
             return {}
         return {**self.server.counters(), "refused_parcels": self.post.refused}
 
-    def close(self, seconds: float, *, failed: bool = False) -> None:
+    def close(self, seconds: float) -> None:
         self.loop.stop()
         if self.server is not None:
             self.server.close()
@@ -120,7 +120,7 @@ class OpenWorker(OpenMember):
         self.loop.stop()  # it starts copies too
         if self.staging is not None:
             self.staging.close()
-        super().close(seconds, failed=failed)
+        super().close(seconds)
 
     def _is_served(self, machine: ExchangeMachine) -> bool:
         return self.server is None or self.server.machine.over or machine.abandons
@@ -130,7 +130,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     """This worker's part. After it every worker's tensors have worker 0's values; where it joins a
     job that runs, those which the servers have when its first step begins."""
     identity, meeting = context.identity, Meeting(context)
-    leads, joins = identity.rank == 0, identity.founders > 0
+    leads, joins = identity.rank == 0, identity.has_joined
     is_on_device = not joins and _shares_device(options, context, meeting, exchanged.device)
     plan, served = _agree(options, identity, meeting, exchanged, is_on_device)
     post = _open_post(options, context, meeting, plan, leads)
@@ -183,18 +183,20 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     else:
         _share_weights(plan, worker, held, served, leads)
     read_tensors(exchanged.tensors, held)
-    if not joins:  # whoever starts to train may overwrite what another still reads
-        own = " ".join(map(str, os.sched_getaffinity(0)))
-        cores = [note.split() for note in meeting.gather("started", own, identity.workers)]
-        # What a worker on a device waits for comes from a thread that needs the interpreter.
-        waits_alone = staging is None and not identity.servers
-        if plan.rules.shared and waits_alone and _are_disjoint(cores):
-            loop.spin()
+    if not joins:
+        _start_together(member, identity)
     return member
 
 
-def _are_disjoint(groups: Sequence[Sequence[str]]) -> bool:
-    return sum(map(len, groups)) == len({one for group in groups for one in group})
+def _start_together(member: OpenWorker, identity: Identity) -> None:
+    """Whoever starts to train may overwrite what another still reads."""
+    own = " ".join(map(str, os.sched_getaffinity(0)))
+    cores = [note.split() for note in member.meeting.gather("started", own, identity.workers)]
+    are_disjoint = sum(map(len, cores)) == len(set().union(*cores))
+    # What a worker on a device waits for comes from a thread that needs the interpreter.
+    waits_alone = member.staging is None and not identity.servers
+    if member.plan.rules.shared and waits_alone and are_disjoint:
+        member.loop.spin()
 
 
 def set_up_server(options: spec.Server, context: Context) -> OpenMember | None:
