@@ -5,9 +5,11 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch.utils.data import DataLoader
 
 from paceline.data.sampling import split
@@ -237,9 +239,22 @@ class _Reading(Iterator[Portion]):
         except Exception:
             self._draw.pass_over()
             raise
-        if self._draw.is_stale:  # a worker was lost after these indices were drawn
+        if self._draw.is_stale:  # a worker came or went after these indices were drawn
             self._draw.divide_again()
             self._batches = None  # its processes end before others are started
-            self._batches = self._portions.read(self._reader, self._draw)
+            with _as_if_nothing_were_drawn(self._reader):
+                self._batches = self._portions.read(self._reader, self._draw)
             return next(self)
         return self._draw.hand_over(batch)
+
+
+@contextmanager
+def _as_if_nothing_were_drawn(reader: DataLoader[Any]) -> Iterator[None]:
+    """A reader draws a seed for its processes from where the next pass draws its order: those who
+    read a pass twice must have drawn no more than they would have alone."""
+    generator = reader.generator or torch.default_generator
+    state = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(state)

@@ -477,6 +477,28 @@ def test_the_rest_of_a_pass_is_divided_anew_when_a_worker_is_lost(num_workers):
     assert whole == [[0, 1, 2, 3], *([*range(at, at + 6)] for at in range(6, 36, 6))]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_those_who_divide_a_pass_anew_draw_the_next_as_if_they_had_not(num_workers):
+    """A reader of processes draws a seed for them from where passes draw their order."""
+    seen = []
+    for worker in job(3)[:2]:
+        torch.manual_seed(5)
+        loader = DataLoader(Numbers(24), 6, shuffle=True, num_workers=num_workers)
+        loader, passes = worker.shard(loader, batch="global"), []
+        for _ in range(3):
+            passes.append([])
+            for batch in loader:
+                passes[-1].append(batch.tolist())
+                worker.backward()
+                worker.members = (0, 1)
+        seen.append(passes)
+    torch.manual_seed(5)
+    plain = show(DataLoader(Numbers(24), 6, shuffle=True, num_workers=num_workers), passes=3)
+    whole = [[a + b for a, b in zip(*both, strict=True)] for both in zip(*seen, strict=True)]
+    assert whole[0][1:] == plain[0][1:], "the third part of the first batch was another's"
+    assert whole[1:] == plain[1:]
+
+
 def test_passes_agree_without_worker_0():
     workers, seen = job(3), []
     for worker in workers:
