@@ -21,9 +21,10 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError, DistNetworkError
 
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
-from paceline.launch import Identity, worker_rank
+from paceline.launch import Identity
 from paceline.protocol.actions import Event, Lost, Send
 from paceline.protocol.messages import Message
+from paceline.protocol.placement import worker_of
 from paceline.protocol.regrouping import (
     Done,
     GaveUp,
@@ -282,5 +283,5 @@ class Crew:
                     self._failure = self._failure or ExchangeError(action.why)
 
     def _say(self, member: str, message: Message) -> None:
-        called_us = worker_rank(member) > self._identity.rank
+        called_us = (worker_of(member) or 0) > self._identity.rank
         (self._post.reply if called_us else self._post.send)(member, [message])

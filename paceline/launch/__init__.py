@@ -1,7 +1,7 @@
 """Start members, and tell a started member who it is. Knows commands and environments; no torch."""
 
 from paceline.launch.containers import check_container, inside, parse_container
-from paceline.launch.identity import Identity, member_name, to_environment, worker_rank
+from paceline.launch.identity import Identity, member_name, to_environment
 from paceline.launch.launchers import LAUNCHERS, identify
 from paceline.launch.local import share_cores, supervise
 from paceline.launch.ports import reserve
@@ -23,5 +23,4 @@ __all__ = [
     "share_cores",
     "supervise",
     "to_environment",
-    "worker_rank",
 ]

@@ -96,11 +96,6 @@ def member_name(index: int, workers: int) -> str:
     return f"worker{index}" if index < workers else f"server{index - workers}"
 
 
-def worker_rank(name: str) -> int:
-    """Of the worker that `member_name` calls so."""
-    return int(name.removeprefix("worker"))
-
-
 TORCH_VARIABLES = (
     "RANK",
     "WORLD_SIZE",

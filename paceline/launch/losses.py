@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from paceline import spec
 from paceline.errors import MemberError, SpecError
-from paceline.launch.identity import worker_rank
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import ECHO_SECONDS, Ending
+from paceline.protocol.placement import worker_of
 from paceline.protocol.plan import check, why_no_second_homes, written_shape
 from paceline.record import Event, RunFolder
 
@@ -83,10 +83,8 @@ class Losses:
 
     def _can_be_done_without(self, one: Ending) -> bool:
         """A worker, whatever it died of but what it was asked for: that all would die of."""
-        if not one.name.startswith("worker"):
-            return True
-        joined = worker_rank(one.name) >= self._founders
-        return joined or one.status != SpecError.exit_status
+        rank = worker_of(one.name)
+        return rank is None or rank >= self._founders or one.status != SpecError.exit_status
 
     def record(self, dilation: float) -> None:
         """The others have ended well: have in the record whom they had no more steps to miss in."""

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, Event, Lost, Send
 from paceline.protocol.messages import Message
+from paceline.protocol.placement import worker_of
 
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -180,7 +181,8 @@ class RegroupMachine:
                 answer = [Send(f"worker{worker}", Here(self.worker))]
                 return [Heard(worker), *(answer if worker > self.worker else ())]
             case Lost():
-                return self._lose([int(event.member.removeprefix("worker"))])
+                lost = worker_of(event.member)
+                return [] if lost is None else self._lose([lost])
             case Stopped():
                 self._stopped = event
                 return [*self._end(), *self._report()]

@@ -139,7 +139,7 @@ class Session:
     @property
     def has_joined(self) -> bool:
         """This worker came to a job that ran."""
-        return self.identity.founders > 0
+        return self.identity.has_joined
 
     @property
     def architecture(self) -> Architecture | None:

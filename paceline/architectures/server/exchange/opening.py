@@ -40,11 +40,11 @@ class Exchange:
         self.cutter = Cutter(
             exchanged.names, exchanged.tensors, self.layout, self.worker, context.weight
         )
-        founders = () if context.identity.founders else range(context.identity.workers)
+        founders = () if context.identity.has_joined else range(context.identity.workers)
         self._book = CrewBook(founders)
         self.lost_servers: list[str] = []
         self.worker.lost_from = context.lost_from
-        if context.identity.founders:
+        if context.identity.has_joined:
             context.starts_at(self.worker.machine.step)
             self.greet(self.worker.machine.step)
 
@@ -58,7 +58,8 @@ class Exchange:
 
     @property
     def leads(self) -> bool:
-        return not self._context.identity.founders and self._context.identity.rank == self.leader
+        identity = self._context.identity
+        return not identity.has_joined and identity.rank == self.leader
 
     @property
     def serves_apart(self) -> bool:
