@@ -22,12 +22,12 @@ class Stay:
 
     lost: bool = False
     is_out: bool = False
-    """It had joined, and was sent away or left without a gradient."""
+    """It had joined, and was sent away, or lost before it brought anything."""
 
     @property
     def counts(self) -> bool:
-        """Its end says where the job's may be."""
-        return not (self.lost or self.is_out)
+        """Its end says where the job's may be: one who joined may leave while others go on."""
+        return self.generation == 0 and not self.lost
 
 
 class Roster:
@@ -87,6 +87,11 @@ class Roster:
         stay = self._stays.get(worker)
         return 0 if stay is None else stay.since
 
+    def until(self, worker: int) -> float:
+        """The first step that does not wait for it any more, once that is known."""
+        stay = self._stays.get(worker)
+        return math.inf if stay is None or stay.until is None else stay.until
+
     def expected(self, step: int) -> frozenset[int]:
         """Whose gradients make this step."""
         if step >= self._settled_from:
@@ -122,7 +127,7 @@ class Roster:
         self._departed.add(worker)
 
     def withdraw(self, worker: int) -> None:
-        """It had joined, and leaves without having brought a gradient."""
+        """It had joined, and is gone before it brought a gradient."""
         since = self._stays[worker].since
         self._left.add(since)
         self.send_away(worker, since)

@@ -79,8 +79,8 @@ class SeatMachine(Chunks):
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
             case Push(worker, _, step) if self._is_too_late(worker, step):
-                known = self.roster.admits(worker, event.generation)
-                return [*self._turn_away((worker,)), *self._go_on()] if known else []
+                would_go_on = worker in self.roster.present
+                return [*self._turn_away((worker,)), *self._go_on()] if would_go_on else []
             case Push():
                 return self._push(event)
             case Spare(push):
@@ -241,18 +241,18 @@ class SeatMachine(Chunks):
         return [*told_others, *sends, *self._close_all(), *self._answer_pulls()]
 
     def _leave(self, event: Leave) -> list[Action]:
-        has_made_none = event.steps <= self.roster.since(event.worker)
-        withdraws = has_made_none and self._has_brought_nothing(event.worker)
-        if withdraws:
-            self.roster.withdraw(event.worker)
-            self._admission.lose(event.worker)
-        else:
-            self.roster.leave(event.worker, event.steps)
+        worker, steps = event.worker, event.steps
+        has_joined = self.roster.has_joined(worker)
+        if has_joined:
+            self._check_made_whole_steps(worker, steps)
+        if has_joined and steps <= self.roster.since(worker):
+            self._admission.lose(worker)
+        self.roster.leave(worker, steps)
         self._losses.seal(event.sealed)
-        self._losses.leave(event.steps)
-        told = self._drop((event.worker,), event.steps)
-        if withdraws or not self.rules.exclusive:  # else all end together
-            news = Gone(event.worker, event.steps, left=True)
+        self._losses.leave(steps)
+        told = [*self._drop((worker,), steps), *self._copy_again((worker,))]
+        if has_joined or not self.rules.exclusive:  # else all end together
+            news = Gone(worker, steps, left=True)
             told += [Send(f"worker{one}", news) for one in sorted(self.roster.present)]
         furthest = {w: self._furthest_of(w) for w in sorted(self.roster.present)}
         told += self._turn_away([w for w, step in furthest.items() if self._is_too_late(w, step)])
@@ -266,6 +266,12 @@ class SeatMachine(Chunks):
             self._recount()
         return [*self._choose(), *self._close_all(), *self._answer_pulls()]
 
+    def _check_made_whole_steps(self, worker: int, steps: int) -> None:
+        """One that fails in the middle of a step may count in a part of it."""
+        slots = [slot for slot in self._slots.values() if slot.seen.get(worker, -1) >= steps]
+        if self.rules.waits_for_all and any(slot.closed > steps for slot in slots):
+            raise ExchangeError(f"worker{worker} failed in step {steps}, a part of which was done.")
+
     def _has_brought_nothing(self, worker: int) -> bool:
         """It joined, and no gradient of it is here: for all that this seat knows it can go as if it
         had not come."""
@@ -278,8 +284,12 @@ class SeatMachine(Chunks):
         return self.roster.end(exclusive=self.rules.exclusive)
 
     def _is_too_late(self, worker: int, step: float = math.inf) -> bool:
-        """It joined a job that is over, before this step or at all: nobody waits for it."""
-        return self.roster.has_joined(worker) and self._end < math.inf and step >= self._end
+        """It joined a job that is over, before this step or at all, or has left: nobody waits for
+        it."""
+        if not self.roster.has_joined(worker):
+            return False
+        end = min(self._end, self.roster.until(worker))
+        return end < math.inf and step >= end
 
     def _turn_away(self, workers: Iterable[int]) -> list[Action]:
         """They go on where the job is over; what they brought for later steps is dropped."""

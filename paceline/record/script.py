@@ -35,8 +35,8 @@ def warning(
             f"{workers} workers read the same samples. Pass it the data loader."
         )
     founders = {f"worker{rank}" for rank in range(workers)}
-    # One who came to join may not have got in.
-    taken_by = {name: count for name, count in steps.items() if count or name in founders}
+    # One who came to join may not have got in, or may leave.
+    taken_by = {name: count for name, count in steps.items() if name in founders}
     if experiment.architecture.waits_for_all and len(set(taken_by.values())) > 1:
         taken = ", ".join(f"{name} {count}" for name, count in taken_by.items())
         return f"the workers took different numbers of steps ({taken}); each must take all of them."

@@ -79,7 +79,8 @@ class Survivors:
             since, _ = self._left_out[rank]
             text = f"worker{rank} takes part in no step from {since} on"
             text = f"{text}; {unseen[rank]} of its samples were not seen" if unseen[rank] else text
-            session.note(f"{text}; {count} workers share the batch from {session.step} on")
+            text = f"{text}; {count} workers share the batch from {session.step} on"
+            session.note(text, "warning" if unseen[rank] else "note")
         for rank in come:
             text = f"worker{rank} joined after step {session.step}"
             session.note(f"{text}; {count} workers share the batch from then on")

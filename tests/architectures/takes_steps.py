@@ -4,7 +4,8 @@
 
 With a gate, workers that were there from the start wait at step 48 for one who joins, and it for
 them: then they go on, and it enters some steps later; before their last steps they wait until it
-has been admitted. Where the variable HOLD names a file, they wait for that too.
+has been admitted. Where the variable HOLD names a file, they wait for that too. One who joins where
+GUEST says so leaves after so many steps.
 """
 
 import os
@@ -40,8 +41,11 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
     model, optimizer = paceline.distribute(model, optimizer)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
     loader, taken = paceline.shard(loader, batch="global"), 0
+    stays = int(os.environ["GUEST"]) if joins and "GUEST" in os.environ else steps
     for _ in range(2):
         for x, y in loader:
+            if taken == stays:
+                return
             if gate is not None and taken == GATE_STEP and not joins:
                 own = gate.with_suffix(f".worker{paceline.rank()}")
                 meet(own, gate.with_suffix(".newcomer"))

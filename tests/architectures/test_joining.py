@@ -114,6 +114,22 @@ def test_in_step_the_batch_is_shared_with_the_newcomer_and_training_is_the_same(
     assert folder.steps("worker2")[0].step == joined
 
 
+@pytest.mark.parametrize("mode", ["sync", "bounded,staleness=1"])
+def test_one_who_joined_may_leave_and_the_others_share_the_batch_again(tmp_path, mode):
+    folder, printed = train_and_join(tmp_path, f"server:mode={mode}", GUEST="10")
+    assert parts(printed) == [4] * 10
+    first, second = (parts(log(folder, f"worker{rank}")) for rank in range(2))
+    assert len(first) == len(second) == STEPS
+    joined = first.index(4)
+    assert first[:joined] == [6] * joined
+    assert 10 <= first.count(4) <= 13, "until those who had divided it with the guest are told"
+    assert first[joined + first.count(4) :] == [6] * (STEPS - joined - first.count(4))
+    texts = [event.text for event in folder.events() if event.kind == "warning"]
+    assert any(text.startswith("worker2 takes part in no step from") for text in texts)
+    ends = [weights(log(folder, f"worker{rank}")) for rank in range(2)]
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.slow
 def test_the_comparison_notices_a_newcomer_that_brings_nothing(tmp_path, alone):
     folder, _ = train_and_join(tmp_path, "server", IDLE="1")

@@ -63,12 +63,12 @@ MODES = [
     {"mode": "async"},
 ]
 plots = st.lists(
-    st.tuples(st.sampled_from(["join", "visit", "stay", "kill"]), st.integers(0, 60)),
+    st.tuples(st.sampled_from(["join", "visit", "guest", "stay", "kill"]), st.integers(0, 60)),
     min_size=1,
     max_size=5,
 )  # what happens, and how many events later
-STEPS_OF_ONE_WHO = {"visit": 0, "stay": 20}
-"""Joins and leaves at once; joins and would go on when the others have finished."""
+STEPS_OF_ONE_WHO = {"visit": 0, "guest": 4, "stay": 20}
+"""Leaves at once, or in the middle of the job; would go on when the others have finished."""
 
 
 def a_way(rng, plan):

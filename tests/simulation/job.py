@@ -30,8 +30,8 @@ from paceline.protocol.seat import SeatMachine
 from tests.protocol.network import Network, make
 from tests.simulation.schedule import NAMED, Schedule, Trouble
 
-STEPS_OF_ONE_WHO = {0: 0, 1: 20}
-"""Of eight who join one leaves at once, and one would go on when the others have finished."""
+STEPS_OF_ONE_WHO = {0: 0, 1: 20, 2: 4}
+"""Of eight who join one leaves at once, one in the middle, one would go on at the end."""
 
 
 class Job(Network):
