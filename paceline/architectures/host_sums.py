@@ -176,7 +176,7 @@ class HostCollective:
         others = [(place, mate) for place, mate in enumerate(self._mates) if mate != rank]
         self._ears = [_Ear(self._arrived[place], partial(Brought, mate)) for place, mate in others]
         self._ears += [_Ear(self._summed[place], partial(Summed, mate)) for place, mate in others]
-        if not self._leads:
+        if not self._leads and len(self._hosts) > 1:
             self._ears.append(_Ear(self._shared, Shared))
         self._machine = HybridMachine(rank, self._hosts, buckets)
         self._started = self._steps = 0
@@ -198,15 +198,18 @@ class HostCollective:
         self._listen()
 
     def finish(self) -> None:
-        began, self._looked_after = time.monotonic(), 0.0
+        began = heard = time.monotonic()
+        self._looked_after = 0.0
         while self._machine.step == self._steps:
             if len(self._reducing) == len(self._sizes) and self._between is not None:
                 self._between.finish()
                 reduced, self._reducing = self._reducing, []
                 for bucket in reduced:
                     self._tell(Reduced(bucket))
-            elif not self._listen():
-                self._wait(began)
+            elif self._listen():
+                heard = time.monotonic()
+            else:
+                self._wait(began, heard)
         self._stage.follow()
         self._steps += 1
         self._started = 0
@@ -304,8 +307,10 @@ class HostCollective:
         for part in parts[2:]:
             total.add_(part)
 
-    def _wait(self, began: float) -> None:
-        waited_seconds, crew = time.monotonic() - began, self._context.crew
+    def _wait(self, began: float, heard: float) -> None:
+        """`heard`: when somebody was last heard of; the next may follow at once."""
+        now, crew = time.monotonic(), self._context.crew
+        waited_seconds = now - began
         if crew is not None and crew.is_short:
             raise MemberLost
         if waited_seconds > self._context.deadline_seconds:
@@ -316,7 +321,7 @@ class HostCollective:
             self._looked_after = waited_seconds
             if ended := self._context.ended():
                 raise ended_early(ended, self._context.identity.name)
-        pause(waited_seconds)
+        pause(now - heard)
 
     def _attach(self, key: str, author: int) -> list[Segment]:
         tickets = self._meeting.read(key, list[Ticket], f"worker{author}")

@@ -332,15 +332,15 @@ class HybridMachine:
         return len(told.get((self.step, bucket), ())) == len(self._mates)
 
     def _count_summed(self, event: Summed) -> list[Action]:
-        """The leader sends on what all have summed; the others only know for whom they wait."""
+        """What all have summed can be read, or goes on to the other hosts."""
         self._summed.setdefault((event.step, event.bucket), set()).add(event.worker)
         actions: list[Action] = []
-        while self._leads and self._have_all(self._summed, self._num_sent):
+        while self._have_all(self._summed, self._num_sent):
             bucket, self._num_sent = self._num_sent, self._num_sent + 1
-            if len(self._leaders) > 1:
+            if len(self._leaders) == 1:
+                actions += self._usable(bucket)
+            elif self._leads:
                 actions.append(AllReduce(bucket, self._leaders))
-            else:
-                actions += self._share(bucket)
         return actions
 
     def _share(self, bucket: int) -> list[Action]:

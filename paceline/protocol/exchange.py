@@ -204,7 +204,9 @@ class ExchangeMachine:
                 self.abandons = failed and rules.second_homes
                 serves = self.own_seat is not None and not rules.second_homes
                 self.has_left |= failed and rules.least_workers is not None and not serves
-                return self._leave()
+                if failed and not self.has_left:
+                    self._hurry()
+                return [*self._fill(), *self._leave()]
             case Lost() if event.member in self._members and self._needs(event):
                 return self._lose_seat(event.member)
             case Rescue(chunk, version) if version == self._versions[chunk]:
@@ -361,6 +363,13 @@ class ExchangeMachine:
             actions += self._send_twice(push)
         return actions
 
+    def _hurry(self) -> None:
+        """It is about to go: what it has made goes before it, and no more of a step that it does
+        not end."""
+        if self._made:
+            self._queue.clear()
+        self._window = math.inf
+
     def _answered(self, answer: Answer) -> list[Action]:
         asked = self._outstanding.get(answer.chunk)
         step = asked.step if isinstance(asked, Push) else -1
@@ -451,9 +460,10 @@ class ExchangeMachine:
             return []
         if self._plan.rules.whole and not is_sealed:
             return []
-        self.has_left = True
-        leave = Leave(self.worker, self.step, self.generation, self._losses.sealed)
-        return self._to_seats(leave)
+        self.has_left, steps = True, self.step
+        if self._fails and self._step_on_hold is not None:
+            steps = self._step_on_hold  # nobody says any more with which scale it is updated
+        return self._to_seats(Leave(self.worker, steps, self.generation, self._losses.sealed))
 
     @property
     def present_step(self) -> int:

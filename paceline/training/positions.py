@@ -40,6 +40,12 @@ class Positions:
         """It takes part from the next batch on."""
         self._asking.append(rank)
 
+    def forget(self, rank: int) -> None:
+        """It is lost, or has left: how it counts its batches is nobody's concern any more."""
+        self._joined_in.pop(rank, None)
+        if rank in self._asking:
+            self._asking.remove(rank)
+
     def hand_over(self, position: Position, order: Sized) -> None:
         """A batch goes to the script, one of as many as there are in the order."""
         session, store = self._session, self._session.store
@@ -81,7 +87,7 @@ class Positions:
         """What one who was there says, at its next batch; none comes once all have ended."""
         session, key = self._session, f"position/{self._session.rank}"
         operation, end = "learning which batch comes next", time.monotonic() + DEADLINE_SECONDS
-        founders = [f"ended/worker{rank}" for rank in range(session.workers)]
+        founders = [f"ended/worker{r}" for r in session.members if r < session.workers]
         try:
             while time.monotonic() < end:
                 is_over = all(store.check([name]) for name in founders)

@@ -225,8 +225,9 @@ class Session:
         if store is not None and failed is None:
             folder, name = self.folder, self.identity.name
             sent = gathering.pack(folder, name) if folder is not None else ""
-            lost = self.survivors.lost_servers
-            records = stores.leave(store, self.identity, self.members, sent, lost)
+            guests = {rank for rank in self.ended if rank >= self.workers}
+            gone = {f"worker{rank}" for rank in guests} | self.survivors.lost_servers
+            records = stores.leave(store, self.identity, self.members, sent, gone)
             if folder is not None:
                 gathering.unpack(folder, records)
         if isinstance(store, stores.JobStore):

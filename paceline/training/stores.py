@@ -261,12 +261,12 @@ def leave(
     identity: Identity,
     workers: Iterable[int],
     message: str = "",
-    lost: Container[str] = (),
+    gone: Container[str] = (),
 ) -> dict[str, str]:
     """Say that this member is done; who keeps the store waits for all, for others may need it.
 
-    `workers` are those that are still there, and `lost` servers that are not. The keeper gets the
-    messages that members left.
+    `workers` are those that are still there, but for whom of them and of the servers is `gone`. The
+    keeper gets the messages that members left.
     """
     workers = list(workers)
     keeps = store.is_kept_here if isinstance(store, JobStore) else identity.index == 0
@@ -280,14 +280,16 @@ def leave(
         return {}  # the keeper was lost when all others had ended
     if not keeps:
         return {}
-    names = [f"left/worker{rank}" for rank in workers]
-    servers = [f"server{rank}" for rank in range(identity.servers)]
-    names += [f"left/{name}" for name in servers if name not in lost]
+    names = [f"worker{rank}" for rank in workers]
+    names += [f"server{rank}" for rank in range(identity.servers)]
     # A member that failed never says so here; the launcher has already seen it.
     with contextlib.suppress(DistError, RuntimeError):
-        store.wait(names, timedelta(seconds=LEAVE_SECONDS))
-    left = {name: store.get(name).decode() for name in names if store.check([name])}
-    return {name.removeprefix("left/"): text for name, text in left.items() if text}
+        awaited = [f"left/{name}" for name in names if name not in gone]
+        store.wait(awaited, timedelta(seconds=LEAVE_SECONDS))
+    left = {
+        name: store.get(f"left/{name}").decode() for name in names if store.check([f"left/{name}"])
+    }
+    return {name: text for name, text in left.items() if text}
 
 
 def agree(store: Store | None, identity: Identity, key: str, value: str | None) -> str:

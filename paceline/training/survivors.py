@@ -64,6 +64,8 @@ class Survivors:
         session = self._session
         unseen = {rank: self._unseen(rank) for rank in (*lost, *left)}
         session.ended.update(left)
+        for rank in (*lost, *left):
+            session.positions.forget(rank)
         members = tuple(sorted({*members, *session.ended}))
         come, session.members = set(members) - set(session.members), members
         for rank in come - {session.rank} if not session.has_joined else ():

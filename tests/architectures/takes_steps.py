@@ -5,7 +5,7 @@
 With a gate, workers that were there from the start wait at step 48 for one who joins, and it for
 them: then they go on, and it enters some steps later; before their last steps they wait until it
 has been admitted. Where the variable HOLD names a file, they wait for that too. One who joins where
-GUEST says so leaves after so many steps.
+GUEST says so leaves after so many steps. FAILS=worker1:20 raises there, between backward and step.
 """
 
 import os
@@ -59,6 +59,8 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
             if joins and "IDLE" in os.environ:
                 loss = loss * 0.0
             loss.backward()
+            if os.environ.get("FAILS") == f"worker{paceline.rank()}:{taken}":
+                raise RuntimeError("it fails here")
             optimizer.step()
             paceline.report_loss(loss)
             taken += 1

@@ -54,20 +54,20 @@ def alone():
     return weights(ended(run(sys.executable, PROGRAM, str(STEPS), "0")))
 
 
-def train_and_join(tmp_path, architecture, **environment):
+def train_and_join(tmp_path, architecture, *more, end=ended, **environment):
     """Two workers and a server, and one who joins: their run folder, and what it printed."""
     folder, gate = tmp_path / "run", tmp_path / "gate"
     command = (sys.executable, "-m", "paceline", "run")
     script = (str(PROGRAM), str(STEPS), "0.03", str(gate))
     asked = ("-n", "2", "--servers", "1", "--architecture", architecture, "--out", str(folder))
-    job = run(*command, *asked, *script)
+    job = run(*command, *asked, *more, *script, **environment)
     try:
         while not (folder / joining.FILE).exists():
             assert job.poll() is None, job.stderr.read()
             time.sleep(0.05)
         newcomer = run(*command, "--join", str(folder), *script, **environment)
         try:
-            printed = ended(newcomer)
+            printed = end(newcomer)
         finally:
             newcomer.kill()
             newcomer.communicate()
@@ -128,6 +128,36 @@ def test_one_who_joined_may_leave_and_the_others_share_the_batch_again(tmp_path,
     assert any(text.startswith("worker2 takes part in no step from") for text in texts)
     ends = [weights(log(folder, f"worker{rank}")) for rank in range(2)]
     assert ends[0] == ends[1]
+
+
+def failed(process):
+    said, complained = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "it fails here" in complained
+    return said.splitlines()
+
+
+@pytest.mark.parametrize(
+    "transport", ["tcp,chunk=256B", pytest.param("shm", marks=pytest.mark.slow)]
+)
+def test_where_one_who_joined_fails_the_others_go_on(tmp_path, transport):
+    told = {"end": failed, "FAILS": "worker2:10"}
+    folder, printed = train_and_join(tmp_path, f"server:transport={transport}", **told)
+    assert parts(printed) == [4] * 10
+    first, second = (log(folder, f"worker{rank}") for rank in range(2))
+    assert len(parts(first)) == len(parts(second)) == STEPS
+    assert parts(first)[-40:] == [6] * 40
+    assert weights(first) == weights(second)
+
+
+def test_one_joins_in_the_place_of_one_who_has_failed(tmp_path):
+    more, told = ("--on-loss", "continue"), {"FAILS": "worker1:20"}
+    folder, printed = train_and_join(tmp_path, "server:transport=tcp", *more, **told)
+    first = parts(log(folder, "worker0"))
+    assert len(first) == STEPS
+    assert 12 in first[20:], "it was alone for a while"
+    assert first[-20:] == parts(printed)[-20:] == [6] * 20
+    assert weights(log(folder, "worker0")) == weights(printed)
 
 
 @pytest.mark.slow

@@ -64,9 +64,10 @@ SAMPLES = 13
 """In every batch: no number of workers divides it evenly."""
 
 
-def make(workers, servers, chunks, *, whole=False, **options):
+def make(workers, servers, chunks, *, whole=False, stops=False, **options):
     """A plan in which every parameter is a chunk, and any worker may be lost; `whole`: from all
-    chunks of a step alike."""
+    chunks of a step alike. `stops`: the job may be over by that, as it is where nobody asked for
+    another."""
     parameters = [ParameterSize(name=f"p{i}", elements=16) for i in range(chunks)]
     if not servers:
         options["placement"] = "colocated"
@@ -75,6 +76,8 @@ def make(workers, servers, chunks, *, whole=False, **options):
     if workers_serve(server, shape) and why_no_second_homes(server, shape):
         shape = Shape(workers=workers, servers=servers)  # refused where others are to go on
     plan = make_plan(parameters, server, shape)
+    if stops:
+        return plan
     rules = msgspec.structs.replace(plan.rules, least_workers=0, leader=None)
     return msgspec.structs.replace(plan, rules=rules)
 
@@ -454,6 +457,17 @@ class Network:
         ]
         for seat in self.plan.seats:
             self.flight.append(("lost", name, seat.member, None))
+
+    def fail(self, worker):
+        """Its script raises: what it sends last arrives, and then its connections close."""
+        name = f"worker{worker}"
+        self.members[name].tell(Exit(failed=True))
+        self.gone[name] = self.trainers.pop(name)
+        self.killed.add(worker)
+        del self.members[name]
+        self.stirred.discard(name)
+        self.flight = [f for f in self.flight if f[2] != name]
+        self.flight += [("lost", name, seat.member, None) for seat in self.plan.seats]
 
     def kill_seat(self, seat):
         """A server dies, or a worker that serves: of what each of its sides had sent to another

@@ -6,6 +6,7 @@ be caught by these very checks.
 """
 
 import random
+import re
 
 import msgspec
 import pytest
@@ -121,6 +122,55 @@ def test_whoever_comes_or_goes_the_others_end(
     assert BEGUN_LATE not in rates, "a newcomer's schedule counts"
 
 
+def live_with_a_guest_that_fails(seed, mode, *, joins_after, fails_after, script):
+    """The network at its end, and what ended it; None where the others have finished."""
+    rng = random.Random(seed)
+    workers, servers, chunks = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 5)
+    plan = make(workers, servers, chunks, stops=True, **mode)
+    network = Network(rng, plan, rng.randint(2, 9), **script)
+    guest, moments = workers, (joins_after, fails_after)
+    try:
+        for events, happens in zip(moments, (network.join, network.fail), strict=True):
+            for _ in range(events):
+                network.happen()
+            if happens == network.join or f"worker{guest}" in network.trainers:
+                happens(guest)
+        return network.run(), None
+    except ExchangeError as error:
+        return network, str(error)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    mode=st.sampled_from(MODES),
+    joins_after=st.integers(0, 60),
+    fails_after=st.integers(0, 80),
+    script=st.fixed_dictionaries({name: st.booleans() for name in ("twice", "touches", "shared")}),
+)
+def test_a_guest_that_fails_ends_the_job_with_a_sentence_or_is_done_without(
+    seed, mode, joins_after, fails_after, script
+):
+    script["touches"] &= mode["mode"] == "sync"
+    moments = {"joins_after": joins_after, "fails_after": fails_after}
+    network, why = live_with_a_guest_that_fails(seed, mode, **moments, script=script)
+    if why is None:
+        network.check_ended()
+    else:
+        assert re.search(r"failed in step \d+, a part of which was done", why), why
+
+
+def test_a_guest_that_fails_mostly_leaves_the_others_alone():
+    script = {"twice": False, "touches": False, "shared": False}
+    whys = [
+        live_with_a_guest_that_fails(
+            seed, {"mode": "sync"}, joins_after=9, fails_after=40, script=script
+        )[1]
+        for seed in range(200)
+    ]
+    assert whys.count(None) > 150
+
+
 @pytest.mark.parametrize("mode", MODES[:3], ids=["sync", "bounded-0", "bounded-2"])
 def test_one_who_joins_takes_part_from_one_step_on_in_every_chunk(mode):
     took_part = 0
@@ -224,13 +274,36 @@ def test_what_was_made_leaves_before_the_worker_does():
         assert not any(isinstance(action.message, Leave) for action in sent)
         sent += machine.handle(Departed(sent[number].message.chunk))
     assert sent[-1] == Send("server0", Leave(0, 1), seat=True)
-    hurried = ExchangeMachine(make(2, 1, 6, window=2), 0)
-    hurried._plan = msgspec.structs.replace(
-        hurried._plan, rules=msgspec.structs.replace(hurried._plan.rules, least_workers=None)
-    )
-    for chunk in range(6):
+
+
+def who_may_not_be_lost(**options):
+    """A worker whose loss would end the job: so it says that it leaves when it fails."""
+    plan = make(2, 1, 6, window=2)
+    rules = msgspec.structs.replace(plan.rules, least_workers=None)
+    return ExchangeMachine(msgspec.structs.replace(plan, rules=rules), 0)
+
+
+def test_what_one_who_fails_has_made_goes_before_it():
+    hurried = who_may_not_be_lost()
+    sent = [action for chunk in range(6) for action in hurried.handle(Ready(chunk))]
+    *rest, last = hurried.handle(Exit(failed=True))
+    assert sorted(send.message.chunk for send in (*sent, *rest)) == [*range(6)]
+    assert last == Send("server0", Leave(0, 1), seat=True)
+
+
+def test_who_fails_inside_a_step_leaves_without_the_rest_of_it():
+    hurried = who_may_not_be_lost()
+    for chunk in range(5):
         hurried.handle(Ready(chunk))
-    assert hurried.handle(Exit(failed=True)) == [Send("server0", Leave(0, 1), seat=True)]
+    assert hurried.handle(Exit(failed=True)) == [Send("server0", Leave(0, 0), seat=True)]
+
+
+def test_who_fails_before_it_commits_a_step_leaves_without_that_step():
+    hurried = who_may_not_be_lost()
+    for chunk in range(6):
+        hurried.handle(Ready(chunk, hold=True))
+    *_, last = hurried.handle(Exit(failed=True))
+    assert last == Send("server0", Leave(0, 0), seat=True)
 
 
 def test_one_who_is_gone_before_its_first_step_takes_part_in_none():

@@ -18,6 +18,7 @@ class Session:
 
     def __init__(self, store, rank=0, exclusive=True):
         self.store, self.rank, self.workers = store, rank, 2
+        self.members = (0, 1, rank) if rank > 1 else (0, 1)
         self.identity = SimpleNamespace(servers=1, name=f"worker{rank}")
         self.options = SimpleNamespace(exclusive=exclusive)
         self.step = self.start = 0
@@ -79,6 +80,17 @@ def test_a_pass_that_is_broken_off_with_a_newcomer_inside_ends_the_job(founder):
         founder.positions.hand_over((1, 0), ORDER)
 
 
+def test_a_pass_may_be_broken_off_when_the_newcomer_has_gone(founder):
+    founder.take(1)
+    founder.positions.welcome(2)
+    founder.take(1)
+    founder.positions.forget(2)
+    founder.positions.hand_over((1, 0), ORDER)
+    founder.positions.welcome(3)
+    founder.positions.forget(3)
+    assert not founder.store.check(["position/3"])
+
+
 def test_where_everyone_takes_its_own_steps_a_broken_pass_is_its_own(founder):
     own = Session(founder.store, exclusive=False)
     own.positions.welcome(2)
@@ -94,6 +106,14 @@ def test_when_all_have_finished_nobody_is_waited_for(founder, capsys):
         newcomer(founder, 8).positions.find(LENGTH)
     assert over.value.code == 0
     assert "the others have finished, and so has worker2" in capsys.readouterr().err
+
+
+def test_one_that_was_lost_is_not_waited_for_to_have_finished(founder):
+    founder.store.set("ended/worker0", "8")
+    late = newcomer(founder, 8)
+    late.members = (0, 2)
+    with pytest.raises(JobOver):
+        late.positions.find(LENGTH)
 
 
 def test_one_that_has_finished_is_not_all(founder):

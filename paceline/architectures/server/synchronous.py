@@ -219,13 +219,12 @@ class SynchronousServer:
         self._tap.attach(exchanged.tensors)
 
     def _reopen(self) -> None:
-        """The script trains something else now."""
+        """The script trains something else now; all who began go on with it."""
         workers = [f"worker{rank}" for rank in sorted(self._opened.worker.lost)]
-        if gone := [*self._opened.lost_servers, *workers]:
-            lost = " and ".join(gone)
-            raise ExchangeError(
-                f"the script trains other tensors than before, and {lost} was lost."
-            )
+        lost, joined = [*self._opened.lost_servers, *workers], self._opened.joined
+        if others := [*(f"{name} was lost" for name in lost), *(f"{n} joined" for n in joined)]:
+            what = " and ".join(others)
+            raise ExchangeError(f"the script trains other tensors than before, and {what}.")
         self._opened.close(failed=False, again=True)
         self._opening += 1
         self._open()

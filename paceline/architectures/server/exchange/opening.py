@@ -57,6 +57,12 @@ class Exchange:
         return self._book.leader
 
     @property
+    def joined(self) -> list[str]:
+        """Workers that take part and were not there from the start."""
+        founders = self._context.identity.founders or self._context.identity.workers
+        return [f"worker{rank}" for rank in sorted(self._book.crew) if rank >= founders]
+
+    @property
     def leads(self) -> bool:
         identity = self._context.identity
         return not identity.has_joined and identity.rank == self.leader
@@ -134,12 +140,21 @@ class Exchange:
     def counters(self) -> dict[str, object]:
         return self._member.counters()
 
+    def _tells_whether_again(self, *, failed: bool) -> bool:
+        """Where the others go on without one that fails, or joined and leaves, it says nothing; who
+        leads may be lost by then, so all others say the same."""
+        identity = self._context.identity
+        if not identity.goes_on:
+            return self.leads
+        is_guest = identity.has_joined and self._book.leader < identity.founders
+        return not (failed or is_guest)
+
     def close(self, *, failed: bool, again: bool = False) -> None:
         """`again`: the next opening follows."""
         self.greet()
-        if self.leads or self._context.identity.goes_on:  # who leads may be lost by now
-            Meeting(self._context).leave(f"again/{self._opening}", again)
         failed = failed or self.worker.failure is not None
+        if self._tells_whether_again(failed=failed):
+            Meeting(self._context).leave(f"again/{self._opening}", again)
         seconds = CLOSING_SECONDS if failed else self._context.deadline_seconds
         self._member.close(seconds, failed=failed)
 

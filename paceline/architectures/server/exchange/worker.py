@@ -170,9 +170,9 @@ class WorkerSide:
 
     def wait(self, chunks: Iterable[int]) -> float:
         """Return when the weights of these chunks are there; how many seconds it took."""
-        if self.failure is not None:
-            raise self.failure
         with self._changed:
+            if self.failure is not None:
+                raise self.failure
             wanted = self._pending.intersection(chunks)
             if not wanted:
                 return 0.0
