@@ -29,7 +29,7 @@ from paceline.predict.virtual import Path, VirtualJob
 from paceline.protocol.actions import Send
 from paceline.protocol.actions import Work as SeatWork
 from paceline.protocol.exchange import ExchangeMachine
-from paceline.protocol.messages import Answer, Push
+from paceline.protocol.messages import Answer, Copy, Push
 from paceline.protocol.plan import Plan
 from paceline.units import format_bytes
 
@@ -171,8 +171,11 @@ class ClusterCosts:
         seats: Sequence[SeatGroup],
         lots: Sequence[Lot],
         codec: Codec,
+        state_numbers: int,
     ) -> None:
+        """`state_numbers`: what the optimizer keeps for each weight."""
         self._stack, self._constants, self._codec = stack, constants, codec
+        self._state_numbers = state_numbers
         self._groups, self._lots = groups, lots
         self._seats = {seat.member: seat for seat in seats}
 
@@ -181,6 +184,9 @@ class ClusterCosts:
         size_bytes = self._lots[send.payload].chunk.size_bytes
         if isinstance(send.message, Push):
             return size_bytes * self._codec.sent_fraction
+        if isinstance(send.message, Copy):  # one of those in the group keeps it
+            kept_bytes = size_bytes * self._state_numbers
+            return kept_bytes / next(g.count for g in self._groups if g.name == send.to)
         fetched = self._stack.exchange == "answer" or getattr(send.message, "step", -1) == -1
         return float(size_bytes) if fetched else 0.0
 
@@ -244,7 +250,8 @@ class Job:
         codec = codec_of(experiment.architecture)
         held = KERNEL_BYTES if codec.sent_fraction < 1 else 0.0
         self._roads = ClusterRoads(self.clock, topology, constants, groups, seats, unevenness, held)
-        costs = ClusterCosts(stack, constants, groups, seats, lots, codec)
+        state_numbers = experiment.workload.optimizer.state_numbers
+        costs = ClusterCosts(stack, constants, groups, seats, lots, codec, state_numbers)
         self._seat_members = [seat.member for seat in seats]
         self._job = VirtualJob(plan, costs, self._roads, self.clock, self._machine)
         self._devices = [self._device(group, plan) for group in groups]

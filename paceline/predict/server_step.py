@@ -14,7 +14,14 @@ from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
 from paceline.protocol.chunks import Layout
 from paceline.protocol.placement import Seat
-from paceline.protocol.plan import TRAVELLING_CHUNK_BYTES, Plan, Shape, quorum_of, rules_of
+from paceline.protocol.plan import (
+    TRAVELLING_CHUNK_BYTES,
+    Plan,
+    Shape,
+    quorum_of,
+    rules_of,
+    why_no_second_homes,
+)
 
 MOST_CHUNKS = 200
 """So finely a prediction cuts; a real run cuts finer, which changes its step by less than 1 %."""
@@ -224,7 +231,11 @@ def _plan(
         quorum=max(1, quorum),
         window=max(1, window),
     )
-    rules = rules_of(collapsed, Shape(workers=groups, servers=seats))
+    goes_on = experiment.cluster.goes_on and stack.exchange == "answer"
+    rules = rules_of(collapsed, Shape(workers=groups, servers=seats, goes_on=goes_on))
+    real = Shape(workers=workers, servers=experiment.num_servers)
+    if goes_on and not why_no_second_homes(options.changed(transport="tcp"), real):
+        rules = msgspec.structs.replace(rules, second_homes=True)  # of seats that are one here too
     if stack.place == "arrays":
         rules = msgspec.structs.replace(rules, window=None)
     chunks = tuple(lot.chunk for lot in dealt.lots)

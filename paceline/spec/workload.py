@@ -46,6 +46,13 @@ class Optimizer(Spec, frozen=True, kw_only=True):
         applies = self.name == "lars" or self.trust == 0.001
         require(applies, where, problem, "leave it out, or use lars.")
 
+    @property
+    def state_numbers(self) -> int:
+        """So many it keeps for each weight."""
+        if self.name in ("adam", "adamw", "lamb"):
+            return 2
+        return (self.name in ("rmsprop", "adagrad")) + (self.momentum > 0)
+
 
 class Schedule(Spec, frozen=True, kw_only=True):
     """How the learning rate moves."""

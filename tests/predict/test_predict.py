@@ -99,6 +99,26 @@ def test_a_round_that_averages_the_optimizers_state_takes_as_much_longer(fast_de
     assert factor > 1.0
 
 
+@pytest.mark.parametrize(
+    ("architecture", "workers", "servers", "name", "extra"),
+    [
+        ("server", 4, 1, "adam", 0),  # the last server is nobody's spare
+        ("server", 4, 2, "sgd", 0),
+        ("server", 4, 2, "adam", 2),
+        ("server", 64, 8, "adam", 2),
+    ],
+)
+def test_who_goes_on_without_the_lost_sums_a_step_before_it_answers(
+    fast_device, architecture, workers, servers, name, extra
+):
+    """All gradients come in, and then weights go out, with the optimizer's state for one worker."""
+    asked = experiment(fast_device(), architecture, workers, servers, on_loss="continue")
+    asked = replace(asked, workload=replace(asked.workload, optimizer=spec.Optimizer(name=name)))
+    found = simulate(asked, find_stack("paceline"), ideal())
+    one_way = LAYERS * LAYER_BYTES / (servers * RATE)
+    assert found.step_seconds == pytest.approx((2 * workers + extra) * one_way, rel=0.02)
+
+
 def test_compute_hides_an_exchange_that_is_shorter(fast_device):
     slow = experiment(fast_device(20.0), "server:placement=colocated", 4)
     found = simulate(slow, find_stack("paceline"), ideal())
