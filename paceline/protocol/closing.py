@@ -107,7 +107,7 @@ class Chunks:
         if needed - pushed or step is None:
             return sorted(needed - pushed)
         commits = self._commits.get(slot.closed, {})
-        return sorted(w for w in needed if step.pushes[w].hold and w not in commits)
+        return sorted(w for w in self._committing(slot.closed, step) if w not in commits)
 
     def _missing_in(self, index: int) -> list[int]:
         """Workers whose gradient of any chunk is missing."""
@@ -314,18 +314,23 @@ class Chunks:
         """Where steps close as a whole: every seat has all gradients of this one."""
         return index < self._losses.sealed
 
+    def _committing(self, index: int, step: Step) -> list[int]:
+        """Workers that must say with which scale the step is updated. Those who joined follow the
+        others, and may fail before they have said so."""
+        expected, lost = self.roster.expected(index), self.roster.is_lost
+        holders = [w for w, push in step.pushes.items() if push.hold and w in expected]
+        there = [worker for worker in holders if not lost(worker)]
+        return [worker for worker in there if not self.roster.has_joined(worker)] or there
+
     def _needed_commits(self, index: int, step: Step) -> dict[int, Commit] | None:
         """The commits a step needs to be updated; None while one is missing."""
-        holders = [worker for worker, push in step.pushes.items() if push.hold]
-        if not holders:
+        if not any(push.hold for push in step.pushes.values()):
             return {}
-        known, expected = self._commits.get(index, {}), self.roster.expected(index)
-        there = [w for w in holders if w in expected and not self.roster.is_lost(w)]
-        commits = {worker: known.get(worker) for worker in there}
-        found = {worker: commit for worker, commit in commits.items() if commit is not None}
-        if len(found) < len(commits) or not all(map(self._settings.knows, found.values())):
+        known, needed = self._commits.get(index, {}), self._committing(index, step)
+        commits = {worker: known[worker] for worker in needed if worker in known}
+        if len(commits) < len(needed) or not all(map(self._settings.knows, commits.values())):
             return None
-        return found
+        return commits
 
     def _decide(self, chunk: int, index: int, step: Step, commits: dict[int, Commit]) -> Work:
         first = self._guide(step, commits)

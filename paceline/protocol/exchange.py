@@ -461,7 +461,7 @@ class ExchangeMachine:
         if self._plan.rules.whole and not is_sealed:
             return []
         self.has_left, steps = True, self.step
-        if self._fails and self._step_on_hold is not None:
+        if self._fails and self._step_on_hold is not None and not self.generation:
             steps = self._step_on_hold  # nobody says any more with which scale it is updated
         return self._to_seats(Leave(self.worker, steps, self.generation, self._losses.sealed))
 

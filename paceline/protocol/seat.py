@@ -269,7 +269,7 @@ class SeatMachine(Chunks):
     def _check_made_whole_steps(self, worker: int, steps: int) -> None:
         """One that fails in the middle of a step may count in a part of it."""
         slots = [slot for slot in self._slots.values() if slot.seen.get(worker, -1) >= steps]
-        if self.rules.waits_for_all and any(slot.closed > steps for slot in slots):
+        if self.rules.waits_for_all and any(slot.has_begun(steps) for slot in slots):
             raise ExchangeError(f"worker{worker} failed in step {steps}, a part of which was done.")
 
     def _has_brought_nothing(self, worker: int) -> bool:

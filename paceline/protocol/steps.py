@@ -68,6 +68,11 @@ class Slot:
         self.is_copied = True
         """It has; others may be answered."""
 
+    def has_begun(self, index: int) -> bool:
+        """Gradients of this step are summed, or about to be."""
+        step = self.steps.get(index)
+        return index < self.closed or (step is not None and step.measured)
+
 
 class SettingsBook:
     """What workers have told of their optimizers' settings."""

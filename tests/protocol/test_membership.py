@@ -43,11 +43,13 @@ from paceline.protocol.messages import (
     Gathered,
     Gone,
     Inquire,
+    Join,
     Leave,
     Newcomer,
     Pull,
     Push,
     Sealed,
+    Settled,
     Stop,
     Vow,
 )
@@ -304,6 +306,45 @@ def test_who_fails_before_it_commits_a_step_leaves_without_that_step():
         hurried.handle(Ready(chunk, hold=True))
     *_, last = hurried.handle(Exit(failed=True))
     assert last == Send("server0", Leave(0, 0), seat=True)
+
+
+def with_a_guest():
+    """A seat of two chunks, worker 0, and worker 1 that has joined."""
+    seat = SeatMachine(make(1, 1, 2, stops=True), 0)
+    seat.handle(Join(1))
+    seat.handle(Settled(1, 1))
+    return seat
+
+
+def held(worker, chunk):
+    return Push(worker, chunk, 0, 0, hold=True, generation=worker)
+
+
+def test_a_guest_that_fails_before_it_commits_counts_in_the_step_that_it_made():
+    guest = ExchangeMachine(make(1, 1, 2, stops=True), 1, generation=1)
+    seat, leave = with_a_guest(), Leave(1, 1, 1)
+    made = [action for chunk in range(2) for action in guest.handle(Ready(chunk, hold=True))]
+    assert [*made, *guest.handle(Exit(failed=True))][-1].message == leave
+    for worker in (0, 1):
+        seat.handle(held(worker, 0))
+    seat.done(seat.take(), (4.0,))
+    seat.handle(held(1, 1))
+    seat.handle(leave)
+    seat.handle(held(0, 1))
+    seat.done(seat.take(), (4.0,))
+    assert seat.missing(0) == seat.missing(1) == [0]
+    seat.handle(Commit(0, 0, 0.5))
+    works = [seat.take(), seat.take()]
+    assert [(work.kind, work.scale) for work in works] == [("apply", 0.5)] * 2
+    assert [work.parts for work in works] == [((0, 0, 0.5), (1, 0, 0.5))] * 2
+
+
+def test_a_guest_that_fails_inside_a_step_a_part_of_which_is_measured_ends_the_job():
+    seat = with_a_guest()
+    for worker in (0, 1):
+        seat.handle(held(worker, 0))
+    with pytest.raises(ExchangeError, match="failed in step 0, a part of which was done"):
+        seat.handle(Leave(1, 0, 1))
 
 
 def test_one_who_is_gone_before_its_first_step_takes_part_in_none():
