@@ -30,6 +30,7 @@ import pytest
 
 from paceline import spec
 from paceline.errors import MemberError
+from paceline.record import RunFolder
 from paceline.testing import run_members
 
 FOLDER = Path(__file__).parent / "scripts"
@@ -140,24 +141,32 @@ def run_script(_session: Any, path: str) -> Any:
     return runpy.run_path(path)["result"]
 
 
-def run(script: str, place: Place) -> list[dict[str, list[float]]]:
+def run(script: str, place: Place, path: Path) -> list[dict[str, list[float]]]:
+    """Recorded there, as a user's run is: what looks on must not change what it sees."""
+    architecture, program = spec.parse_architecture(place.architecture), FOLDER / f"{script}.py"
+    experiment = spec.Experiment(
+        architecture=architecture,
+        workload=spec.Workload(script=spec.Script(path=str(program))),
+        cluster=spec.Cluster(workers=place.workers, servers=place.servers),
+    )
     return run_members(
         run_script,
-        str(FOLDER / f"{script}.py"),
+        str(program),
         workers=place.workers,
         servers=place.servers,
-        architecture=spec.parse_architecture(place.architecture),
+        architecture=architecture,
         timeout_seconds=100,
+        folder=RunFolder.create(path, experiment),
     )
 
 
 @pytest.mark.parametrize(("script", "place"), [p for script in SCRIPTS for p in places(script)])
-def test_a_script_trains_as_alone_or_is_refused(script, place, alone):
-    outcome = expected(script, place)
+def test_a_script_trains_as_alone_or_is_refused(script, place, alone, tmp_path):
+    outcome, folder = expected(script, place), tmp_path / "run"
     if outcome.startswith("refused: "):
-        check_refusal(script, place, outcome.removeprefix("refused: "))
+        check_refusal(script, place, outcome.removeprefix("refused: "), folder)
         return
-    results = run(script, place)
+    results = run(script, place, folder)
     if outcome == "equal":
         for rank, result in enumerate(results):
             check_equal(result, alone[script], f"worker {rank}, alone")
@@ -169,9 +178,9 @@ def test_a_script_trains_as_alone_or_is_refused(script, place, alone):
         assert all(math.isfinite(v) for r in results for values in r.values() for v in values)
 
 
-def check_refusal(script: str, place: Place, words: str) -> None:
+def check_refusal(script: str, place: Place, words: str, folder: Path) -> None:
     with pytest.raises(MemberError) as caught:
-        run(script, place)
+        run(script, place, folder)
     match = REFUSAL.search(str(caught.value))
     assert match is not None, f"not refused by a sentence of ours:\n{caught.value}"
     assert match[1] != "DeadlineError", match[2]

@@ -318,8 +318,9 @@ def is_held(tensor: Tensor, *, in_own_memory: bool = False, surely: bool = False
 
 
 def _is_shared(tensor: Tensor) -> bool:
+    """Taps of two exchanges are on it; other hooks of ours only look."""
     hooks: dict[int, Any] = tensor._post_accumulate_grad_hooks or {}
-    return len(hooks) > 1 and sum(not is_foreign(hook) for hook in hooks.values()) > 1
+    return len(hooks) > 1 and sum(hook.__module__ == __name__ for hook in hooks.values()) > 1
 
 
 def is_foreign(hook: Any) -> bool:
