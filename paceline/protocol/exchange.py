@@ -236,8 +236,9 @@ class ExchangeMachine:
             case Stop(_, over) if over >= 0 and self.has_left:
                 return []  # another seat has said so, or it was about to end
             case Stop(reason, over) if over >= 0:
-                # The others may hear that it is gone before they hear that the job is over.
-                self.has_left = True
+                # The others may hear that it is gone before they hear that the job is over, and
+                # servers end before this worker has looked up.
+                self._exits = self.has_left = True
                 leave = Leave(self.worker, over, self.generation, self._losses.sealed)
                 return [*self._to_seats(leave), Dismissed(reason)]
             case Stop(reason):

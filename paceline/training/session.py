@@ -222,6 +222,8 @@ class Session:
                 self.recorder.member.counters["reach"] = self.reach.counts
         stack.__exit__(type(failed) if failed else None, failed, None)
         store, self.store = self.store, None
+        if store is not None and failed is not None and self.has_joined:
+            stores.give_up(store, self.identity)
         if store is not None and failed is None:
             folder, name = self.folder, self.identity.name
             sent = gathering.pack(folder, name) if folder is not None else ""

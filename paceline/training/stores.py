@@ -282,7 +282,7 @@ def leave(
         return {}
     names = [f"worker{rank}" for rank in workers]
     names += [f"server{rank}" for rank in range(identity.servers)]
-    # A member that failed never says so here; the launcher has already seen it.
+    # One that was there from the start and failed never says so: the launcher has already seen it.
     with contextlib.suppress(DistError, RuntimeError):
         awaited = [f"left/{name}" for name in names if name not in gone]
         store.wait(awaited, timedelta(seconds=LEAVE_SECONDS))
@@ -290,6 +290,12 @@ def leave(
         name: store.get(f"left/{name}").decode() for name in names if store.check([f"left/{name}"])
     }
     return {name: text for name, text in left.items() if text}
+
+
+def give_up(store: Store, identity: Identity) -> None:
+    """Say that this worker, which joined, has failed: no launcher of the others sees it."""
+    with contextlib.suppress(DistError, RuntimeError):
+        store.set(f"left/{identity.name}", "")
 
 
 def agree(store: Store | None, identity: Identity, key: str, value: str | None) -> str:

@@ -21,6 +21,7 @@ from paceline.protocol.actions import (
     Assigned,
     CrewChange,
     Departed,
+    Dismissed,
     Exit,
     Install,
     Lost,
@@ -394,6 +395,13 @@ def test_one_who_was_sent_away_is_told_so_once():
         Stop("the others have finished after 1 steps, and so has worker1.", over=1)
     ]
     assert seat.handle(late) == []
+
+
+def test_one_who_was_sent_away_does_not_miss_the_servers():
+    machine = ExchangeMachine(make(1, 1, 1), 1, step=3, generation=1)
+    sent, dismissed = machine.handle(Stop("the others have finished.", over=4))
+    assert (sent.message, dismissed) == (Leave(1, 4, 1), Dismissed("the others have finished."))
+    assert machine.handle(Lost("server0")) == []
 
 
 def test_where_everyone_takes_its_own_steps_the_job_is_over_with_the_last_of_them():
