@@ -22,6 +22,7 @@ from paceline import spec
 from paceline.architectures.base import Context
 from paceline.architectures.collective import Collective, Packed, connect, flatten, start_equal
 from paceline.architectures.elastic import Regrouped
+from paceline.architectures.gradients import uncompiled
 from paceline.architectures.group import ended_early
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.trained import Trained
@@ -57,8 +58,8 @@ class AverageArchitecture:
         for optimizer in trained.optimizers:
             part = Rounds(self._options, self._context, self._collective, optimizer, buffers)
             self._parts.append(part)
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(part.after_step)
+            optimizer.register_step_pre_hook(uncompiled(self._before_step))
+            optimizer.register_step_post_hook(uncompiled(part.after_step))
             buffers = []  # they go with the first
         self._take_in()
         self._undo = mix_in(trained.model, Settling, _paceline_settle=self.settle)

@@ -27,6 +27,7 @@ from paceline.architectures.gradients import (
     Remembered,
     StepArguments,
     is_held,
+    uncompiled,
     with_closure,
     with_mean_loss,
 )
@@ -74,10 +75,10 @@ class BucketedArchitecture:
         self._deal()
         self._tap.attach(trained.tensors)
         for optimizer in trained.optimizers:
-            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_pre_hook(uncompiled(self._before_step))
 
     def take(self, optimizer: Optimizer) -> None:
-        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_pre_hook(uncompiled(self._before_step))
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._tap.paused()

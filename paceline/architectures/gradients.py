@@ -30,6 +30,13 @@ TWICE = (
 )
 
 
+def uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that runs as it stands inside of what a script compiles. Traced, it would be replayed
+    as the compiler saw it once: hooks set twice, steps never closed."""
+    run: Callable[..., Any] = torch.compiler.disable(hook)
+    return run
+
+
 class Remembered:
     """What is raised inside is not forgotten where the script catches it.
 

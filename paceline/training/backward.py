@@ -1,9 +1,11 @@
-"""What a session does around each backward pass of a script. A compiled one goes through unseen."""
+"""What a session does around each backward pass of a script."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from paceline.architectures.gradients import uncompiled
 
 NO_PASS = -1
 """The number of the pass where autograd is in none."""
@@ -28,9 +30,6 @@ class AroundBackward:
         original = module.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
-            if torch.compiler.is_compiling():
-                original(tensors, grad_tensors, *rest, **named)
-                return
             for do in self.before:
                 do(tensors, grad_tensors)
             try:
@@ -40,11 +39,13 @@ class AroundBackward:
                 raise
             self._ended(None)
 
+        watched = uncompiled(backward)
+
         def end() -> None:
-            if module.backward is backward:  # else somebody stands in between, and calls it
+            if module.backward is watched:  # else somebody stands in between, and calls it
                 module.backward = original
 
-        module.backward = backward
+        module.backward = watched
         return end
 
     def _ended(self, raised: Exception | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from paceline.architectures.gradients import uncompiled
 from paceline.record import PHASES, Step
 from paceline.telemetry import StepClock
 from paceline.telemetry.clock import EVALUATION, OTHER
@@ -47,11 +48,10 @@ class DeviceClock(StepClock):
         self._end_seconds = time.monotonic()
         self._marks = _Marks((OTHER, first))
         self._closed: deque[_Marks] = deque()
-        # A compiled model has the hooks that call these inside it. Traced, they would be replayed
-        # as the compiler saw them once: passages lost, steps never closed.
+        # A compiled model has the hooks that call these inside it.
         this: Any = self
         for name in ("enter", "ready", "charge", "end_step", "complete"):
-            setattr(this, name, torch.compiler.disable(getattr(self, name)))
+            setattr(this, name, uncompiled(getattr(self, name)))
 
     def enter(self, phase: str) -> None:
         if self._pausing:

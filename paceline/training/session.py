@@ -24,6 +24,7 @@ from paceline.architectures.base import (
     Follows,
     GradientUse,
 )
+from paceline.architectures.gradients import uncompiled
 from paceline.architectures.mixing import mix_in
 from paceline.architectures.swapping import follow_swaps
 from paceline.architectures.trained import Trained
@@ -309,7 +310,7 @@ class Session:
             self._stack.callback(self._backward.watch())
             self._stack.callback(follow_swaps())
         if self.workers > 1 and number == 0:
-            handle = register_optimizer_step_pre_hook(self._meet)
+            handle = register_optimizer_step_pre_hook(uncompiled(self._meet))
             self._stack.callback(handle.remove)
         return_freed_memory()
         if self.recorder is not None and self.identity.goes_on and number == self.rank == 0:
@@ -332,8 +333,8 @@ class Session:
         self.gradients.watch_more()
 
     def _follow(self, optimizer: Optimizer) -> None:
-        optimizer.register_step_pre_hook(lambda *_: self.clock.enter("update"))
-        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_step_pre_hook(uncompiled(lambda *_: self.clock.enter("update")))
+        optimizer.register_step_post_hook(uncompiled(self._after_step))
         self._last_optimizer = optimizer
 
     def _meet(self, optimizer: Optimizer, *_: Any) -> None:
