@@ -91,7 +91,7 @@ class SynchronousServer:
         first = Meeting(of_opening(self._context, 0))
         share_rest(self._rest(), first, self._context.identity.rank)
         for optimizer in trained.optimizers:
-            self._look_before(optimizer)
+            optimizer.register_step_pre_hook(uncompiled(self._before_step))
         trained.optimizers[-1].register_step_post_hook(uncompiled(self._after_step))
         if style is not None:
             self._steps = self._opened.worker.machine.step
@@ -114,7 +114,7 @@ class SynchronousServer:
                 )
             self._take_back()
         self._watches = False
-        self._look_before(optimizer)
+        optimizer.register_step_pre_hook(uncompiled(self._before_step))
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._tap.paused()
@@ -344,26 +344,11 @@ class SynchronousServer:
 
     # Around a step of the script's own optimizer.
 
-    def _look_before(self, optimizer: Optimizer) -> None:
-        look = uncompiled(self._before_step)
-
-        def before(*told: Any) -> StepArguments | None:
-            done: StepArguments | None = look(torch.compiler.is_compiling(), *told)
-            return done
-
-        optimizer.register_step_pre_hook(before)
-
     def _before_step(
-        self,
-        is_compiled: bool,
-        optimizer: Optimizer,
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> StepArguments | None:
         if self._streaming is not None:
             return None
-        if is_compiled:  # weights that wait to be read cannot be traced
-            self._watch.refuse_servers("its step is compiled")
         changed = with_closure(self._averaged, arguments, named)
         if changed is not None:
             self._watch.refuse_servers("it gives the optimizer a closure")

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.architectures.gradients import uncompiled
 from paceline.architectures.mixing import ORIGINAL, mix_in
 from paceline.errors import ExchangeError
 
@@ -407,7 +408,8 @@ class Remote(Optimizer):
 def make_remote(optimizer: Optimizer, owner: Owner) -> Callable[[], None]:
     """Change the optimizer's class; returns what changes it back."""
     wrapped = vars(optimizer).pop("step", None)  # by a scheduler that was made before
-    undo = mix_in(optimizer, Remote, _paceline_owner=owner, step=Remote.step)
+    plain = {"step": uncompiled(Remote.step), "zero_grad": uncompiled(Remote.zero_grad)}
+    undo = mix_in(optimizer, Remote, _paceline_owner=owner, **plain)
     remote: Any = optimizer
     remote._patch_step_function()
 
