@@ -31,7 +31,7 @@ from paceline.architectures.gradients import (
     with_closure,
     with_mean_loss,
 )
-from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, stretch_of
+from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, refuse_other, stretch_of
 from paceline.architectures.trained import Trained, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
@@ -99,6 +99,8 @@ class BucketedArchitecture:
 
     def settle(self) -> None:
         """Batch-norm statistics differ, as workers see different samples: worker 0's count."""
+        with Remembered(self._context):
+            refuse_other(self._trained.tensors, self._context)
         start_equal(self._collective, list(self._trained.model.buffers()))
 
     def counters(self) -> dict[str, object]:

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.architectures.base import Context
+from paceline.errors import ExchangeError
+
 STRETCH = 4096
 """So many elements are compared at a time: some microseconds."""
 
@@ -20,7 +23,8 @@ OFTEN_STEPS = 16
 
 OTHER_WEIGHTS = (
     "the workers' weights have become different: one of them changed its weights or gradients "
-    "alone. Do the same on every worker, or before paceline.distribute, which gives all worker 0's."
+    "alone. Do the same on every worker (what torch.autograd.grad gives is its own: take "
+    "paceline.mean of it), or before paceline.distribute, which gives all worker 0's."
 )
 
 
@@ -44,6 +48,22 @@ def stretch_of(tensors: Sequence[Tensor], turn: int) -> Tensor | None:
 def are_other(mean: float, own: float, magnitude: float, dtype: torch.dtype) -> bool:
     """Whether the mean of all workers' samples cannot be of weights like this worker's."""
     return abs(mean - own) > tolerance(dtype) * magnitude
+
+
+@torch.no_grad()
+def refuse_other(tensors: Sequence[Tensor], context: Context) -> None:
+    """All weights at once, where a script is done with them: what it did by itself was in no
+    exchange. Every worker calls it."""
+    identity = context.identity
+    if identity.workers == 1 or identity.goes_on:  # a mean is over all who began
+        return
+    compared = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
+    means = torch.stack([tensor.double().mean().cpu() for tensor in compared])
+    sizes = [float(tensor.abs().mean()) for tensor in compared]
+    everyones = context.mean(means)
+    for tensor, mean, own, size in zip(compared, everyones, means, sizes, strict=True):
+        if are_other(float(mean), float(own), size, tensor.dtype):
+            raise ExchangeError(OTHER_WEIGHTS)
 
 
 def tolerance(dtype: torch.dtype) -> float:

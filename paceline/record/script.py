@@ -9,7 +9,7 @@ from paceline.record.entries import Member
 def warning(
     experiment: spec.Experiment, members: Sequence[Member], steps: Mapping[str, int]
 ) -> str:
-    """A sentence when `init`, `distribute` or `shard` was never called; else empty.
+    """A sentence when `init`, `distribute`, `shard` or a step was never called; else empty.
 
     Every worker that called `init` left a record, with how often it called the other two. `steps`
     are those that each worker took: in step, all take as many.
@@ -33,6 +33,12 @@ def warning(
         return (
             f"{script.name} never called paceline.shard(): unless it divides its data itself, all "
             f"{workers} workers read the same samples. Pass it the data loader."
+        )
+    if counts and steps and not any(steps.values()):
+        return (
+            f"{script.name} took no step of an optimizer that it gave to paceline.distribute(): "
+            "nothing was exchanged, and what a worker changed by itself is its own. Have backward "
+            "make the gradients, and the optimizer take the steps."
         )
     founders = {f"worker{rank}" for rank in range(workers)}
     # One who came to join may not have got in, or may leave.

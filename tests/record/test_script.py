@@ -51,6 +51,12 @@ def test_what_was_never_called_is_named(own, told):
     assert warning(spec.Experiment(cluster=spec.Cluster(workers=2)), own, {}) == ""
 
 
+def test_a_script_whose_optimizer_never_stepped_is_told_that_nothing_was_exchanged():
+    own = members(ALL, ALL)
+    assert "train.py took no step" in warning(experiment(), own, {"worker0": 0, "worker1": 0})
+    assert warning(experiment(), own, {"worker0": 1, "worker1": 1}) == ""
+
+
 def test_workers_in_step_take_as_many_steps():
     steps = {"worker0": 8, "worker1": 3}
     assert "worker0 8, worker1 3" in warning(experiment(), members(ALL, ALL), steps)

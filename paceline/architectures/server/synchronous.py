@@ -28,7 +28,13 @@ from paceline.architectures.gradients import (
     with_closure,
     with_mean_loss,
 )
-from paceline.architectures.likeness import OTHER_WEIGHTS, are_other, is_looked_at, stretch_of
+from paceline.architectures.likeness import (
+    OTHER_WEIGHTS,
+    are_other,
+    is_looked_at,
+    refuse_other,
+    stretch_of,
+)
 from paceline.architectures.meeting import Meeting
 from paceline.architectures.server.exchange.device import is_apart
 from paceline.architectures.server.exchange.opening import (
@@ -128,6 +134,9 @@ class SynchronousServer:
         """Weights are there, and buffers (the statistics of batch norm) are the leader's."""
         if self._streaming is not None:
             self._streaming.settle()
+        else:
+            with Remembered(self._context):
+                refuse_other(self._opened.exchanged.tensors, self._context)
         if self._joins:  # how often the others have done it is not known here
             return
         buffers = [b for b in self._trained.model.buffers() if b.numel()]
