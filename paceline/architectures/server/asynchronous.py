@@ -23,6 +23,7 @@ from paceline.architectures.server.exchange.setup import share_rest
 from paceline.architectures.server.seat.updates import ELEMENTWISE, server_class, settings_of
 from paceline.architectures.server.streaming import Streaming, push_weights
 from paceline.architectures.server.watching import HOLDS_GRADIENTS, Style, Watch
+from paceline.architectures.server.weights import is_known_elsewhere
 from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
@@ -57,6 +58,11 @@ class AsynchronousServer:
         refuse_max_norm(trained.model, self._context.identity.workers)
         self._trained, self._optimizer = trained, trained.optimizers[0]
         exchanged = self._describe(trained)
+        if any(map(is_known_elsewhere, exchanged.tensors)):
+            problem = (
+                "weights lie in an array or in shared memory, where none would see them change."
+            )
+            raise SpecError(self._where, problem, "write mode=sync, or train copies of them.")
         self._exchange = exchange = Exchange(self._options, self._context, exchanged)
         known = {id(tensor) for tensor in exchanged.tensors}
         rest = [t for t in trained.everything() if id(t) not in known and t.numel()]

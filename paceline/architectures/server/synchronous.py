@@ -51,7 +51,7 @@ from paceline.architectures.server.seat.updates import (
 )
 from paceline.architectures.server.streaming import Streaming, assign_weights
 from paceline.architectures.server.watching import HOLDS_GRADIENTS, Style, Watch
-from paceline.architectures.server.weights import WAY_OUT
+from paceline.architectures.server.weights import WAY_OUT, is_known_elsewhere
 from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.plan import placement_of, why_no_second_homes
@@ -390,6 +390,8 @@ class SynchronousServer:
             self._watch.refuse_servers("it changes weights outside the optimizer")
         if any(_is_viewed(tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("it holds views of its weights")
+        if any(map(is_known_elsewhere, exchanged.tensors)):
+            self._watch.refuse_servers("its weights lie in an array or in shared memory")
         if any(_has_other_state(optimizer, tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("its optimizer's state is of another type than its weights")
 

@@ -74,6 +74,14 @@ def writes(function: Any) -> bool:
     return in_place or name in WRITING or function == SET_DATA
 
 
+def is_known_elsewhere(tensor: Tensor) -> bool:
+    """It lies in memory that is not torch's alone, of an array or shared with other processes: who
+    reads it there would no longer see it change."""
+    if tensor.device.type != "cpu":
+        return False
+    return tensor.is_shared() or not tensor.untyped_storage().resizable()
+
+
 class ServedWeights:
     """The tensors of one exchange while servers hold their values."""
 
