@@ -89,6 +89,18 @@ CELLS: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     ),
     "average-3": ("resnet50", "average:every=2", 3, 0, {}),
     "hybrid-6": ("resnet50", "hybrid", 6, 0, {"each": 3}),
+    "worker-updates-4-2": ("resnet50", "server:update=worker", 4, 2, {}),
+    "worker-updates-4-4": ("resnet50", "server:update=worker", 4, 4, {}),
+    "worker-updates-colocated-4": (
+        "resnet50",
+        "server:placement=colocated,update=worker",
+        4,
+        0,
+        {},
+    ),
+    "hybrid-server-4-2": ("resnet50", "hybrid:between=server", 4, 2, {"each": 2}),
+    "clip-4-2": ("resnet50", "server", 4, 2, {"clip": 1.0}),
+    "clip-4-4": ("resnet50", "server", 4, 4, {"clip": 1.0}),
     "ring-4-slow-cable": ("resnet50", "ring", 4, 0, {"slow_cable": "400mbit"}),
     "colocated-4-slow-cable": (
         "resnet50",
@@ -158,6 +170,7 @@ def experiment_of(name: str, steps: int = 8) -> spec.Experiment:
                 "data": "synthetic",
                 "batch": BATCH,
                 "steps": warmup + steps,
+                "clip_norm": extra.get("clip", 0.0),
             },
             "architecture": architecture,
             "cluster": {

@@ -1,7 +1,8 @@
 """A worker's device on a virtual clock: layers forward and back, step after step.
 
-A layer's forward waits for its own weights only, and its backward makes its gradients. Knows the
-worker's machine by what is outstanding, and nothing of links.
+A layer's forward waits for its own weights only, and its backward makes its gradients. Workers that
+update by themselves wait for all means behind backward, and those that clip for the norm of all
+gradients. Knows the worker's machine by what is outstanding, and nothing of links.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -9,9 +10,12 @@ from typing import Any, NamedTuple
 
 from paceline.predict.clock import Clock
 from paceline.predict.host_sums import HostSums
-from paceline.protocol.actions import Exit, Fetch, Ready
+from paceline.protocol.actions import Exit, Fetch, Ready, Stepped
 from paceline.protocol.member import Member
 from paceline.protocol.plan import Plan
+
+Wanted = float | set[int] | Callable[[], bool]
+"""Seconds to compute, chunks whose weights are to be there, or what is to be true."""
 
 
 class LayerTime(NamedTuple):
@@ -41,6 +45,11 @@ class Device:
         """None: for ever."""
         self.fetches = False
         """Weights are asked for when a step begins, once all gradients of the last are applied."""
+        self.averages = not plan.rules.updates
+        """Servers return means, and the worker updates."""
+        self.clips = False
+        """The servers update when this worker has seen the norm of all gradients."""
+        self._is_normed = False
         self.sums: HostSums | None = None
         self.input_seconds = self.update_seconds = 0.0
         self.stretch: Callable[[int, float], float] = lambda layer, seconds: seconds
@@ -53,7 +62,7 @@ class Device:
         self.step_ends: list[float] = []
         self._needed: set[int] = set()
         """Chunks, or with sums inside a host layers, that it waits for."""
-        self._waits_for_end = False
+        self._awaited: Callable[[], bool] | None = None
         self._life = self._live()
 
     def go_on(self) -> None:
@@ -69,9 +78,9 @@ class Device:
                 self._clock.after(wanted, self.go_on)
                 return
             self._waiting_since = self._clock.now
-            if wanted is None:
-                self._waits_for_end = not self._machine.applied
-                if self._waits_for_end:
+            if callable(wanted):
+                if not wanted():
+                    self._awaited = wanted
                     return
                 continue
             self._needed = wanted & self._missing()
@@ -93,14 +102,18 @@ class Device:
                 self._clock.after(0.0, self.go_on)
 
     def look(self) -> None:
-        """Something has come: perhaps the step is over."""
-        if self._waits_for_end and self._machine.applied:
-            self._waits_for_end = False
+        """Something has come: perhaps what it waits for."""
+        if self._awaited is not None and self._awaited():
+            self._awaited = None
             self._clock.after(0.0, self.go_on)
+
+    def normed(self) -> None:
+        """Every server has summed all gradients of this step."""
+        self._is_normed = True
 
     def made(self, chunk: int) -> None:
         """A chunk's gradients are there to be sent."""
-        self._member.tell(Ready(chunk))
+        self._member.tell(Ready(chunk, hold=self.clips, mean=self.averages))
         self._member.work()
 
     def _missing(self) -> Set[int]:
@@ -109,11 +122,10 @@ class Device:
         missing: Set[int] = self._machine.outstanding
         return missing
 
-    def _live(self) -> Iterator[float | set[int] | None]:
-        """Yields seconds it computes, chunks whose weights it needs, or None for a step's end."""
+    def _live(self) -> Iterator[Wanted]:
         while self.steps is None or len(self.step_ends) < self.steps:
             if self.fetches:
-                yield None
+                yield lambda: bool(self._machine.applied)
                 if self.sums is not None:
                     self.sums.fetch()
                 self._member.tell(Fetch())
@@ -122,6 +134,7 @@ class Device:
                 yield self.input_seconds
             yield from self._forward()
             yield from self._backward()
+            yield from self._meet()
             self._doing = "update"
             if self.update_seconds:
                 yield self.update_seconds
@@ -129,6 +142,15 @@ class Device:
             self.on_end()
         yield set(range(len(self._layers_of)))
         self._member.tell(Exit())
+
+    def _meet(self) -> Iterator[Wanted]:
+        """Behind backward, for what the script does before it calls the optimizer."""
+        if self.averages:
+            yield set(range(len(self._layers_of if self.sums is None else self._layers)))
+        elif self.clips:
+            yield lambda: self._is_normed
+            self._is_normed = False
+            self._member.tell(Stepped())
 
     def _forward(self) -> Iterator[float | set[int]]:
         """Layers whose weights are there already pass as one."""

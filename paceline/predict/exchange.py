@@ -240,6 +240,7 @@ class Job:
         its jitter."""
         self._stack, self._groups, self._lots = stack, groups, lots
         self._together, self._noisy = experiment.architecture.waits_for_all, noisy
+        self._clips = experiment.workload.clip_norm > 0
         self._ahead_steps = plan.rules.staleness
         """So far ahead of the slowest a worker may be."""
         self._most_steps = most_steps + self._ahead_steps
@@ -269,6 +270,9 @@ class Job:
         layers = [LayerTime(forward, backward) for forward, backward, _ in work.layers]
         device = world.device = Device(plan, world.member, self.clock, layers)
         device.fetches = self._stack.exchange == "pull"
+        # Who has the mean clips that, and in other modes its own gradient.
+        by_servers = plan.rules.updates and plan.rules.mode == "sync" and not device.fetches
+        device.clips = self._clips and by_servers
         device.input_seconds, device.update_seconds = work.input_seconds, work.update_seconds
         jitter = group.cell.of.jitter_fraction if self._noisy else 0.0
         if jitter:

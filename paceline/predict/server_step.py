@@ -12,7 +12,7 @@ from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
-from paceline.protocol.chunks import Layout
+from paceline.protocol.chunks import Layout, ParameterSize
 from paceline.protocol.placement import Seat
 from paceline.protocol.plan import (
     TRAVELLING_CHUNK_BYTES,
@@ -61,7 +61,7 @@ def server_step(
     dealt = _deal(experiment, topology, stack, constants, leaders=leaders, coarse=coarse)
     groups = _groups(experiment, topology, constants, dealt.cells, leaders=leaders)
     seats = _seats(dealt, groups)
-    plan = _plan(experiment, stack, dealt, seats, len(groups))
+    plan = _plan(experiment, stack, dealt, seats, groups)
     collapsed = len(groups) < (topology.computing_hosts if leaders else topology.workers)
     job = Job(
         experiment,
@@ -217,13 +217,13 @@ def _plan(
     stack: Stack,
     dealt: _Dealt,
     seat_groups: list[SeatGroup],
-    groups: int,
+    groups: list[Group],
 ) -> Plan:
     """What the machines go by; seats that serve alike are one seat, and groups are workers."""
     options = experiment.architecture.serving
     assert options is not None
     workers, seats = experiment.cluster.workers, len(seat_groups)
-    quorum = round(quorum_of(options, workers) * groups / workers)
+    quorum = round(quorum_of(options, workers) * len(groups) / workers)
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
     collapsed = options.changed(
         transport="tcp",  # memory is one of the links
@@ -232,18 +232,20 @@ def _plan(
         window=max(1, window),
     )
     goes_on = experiment.cluster.goes_on and stack.exchange == "answer"
-    rules = rules_of(collapsed, Shape(workers=groups, servers=seats, goes_on=goes_on))
+    rules = rules_of(collapsed, Shape(workers=len(groups), servers=seats, goes_on=goes_on))
     real = Shape(workers=workers, servers=experiment.num_servers)
     if goes_on and not why_no_second_homes(options.changed(transport="tcp"), real):
         rules = msgspec.structs.replace(rules, second_homes=True)  # of seats that are one here too
     if stack.place == "arrays":
         rules = msgspec.structs.replace(rules, window=None)
-    chunks = tuple(lot.chunk for lot in dealt.lots)
+    chunks, work = tuple(lot.chunk for lot in dealt.lots), groups[0].work
+    layers = zip(work.names, work.layers, strict=True)
+    sizes = tuple(ParameterSize(name=n, elements=max(1, size // 4)) for n, (_, _, size) in layers)
     return Plan(
-        layout=Layout(parameters=(), flats=(), places=(), chunks=chunks),
+        layout=Layout(parameters=sizes, flats=(), places=(), chunks=chunks),
         owners=tuple(lot.owner for lot in dealt.lots),
         seats=tuple(Seat(member=seat.member, share=1 / seats) for seat in seat_groups),
-        workers=groups,
+        workers=len(groups),
         rules=rules,
     )
 

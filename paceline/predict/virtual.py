@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from paceline.predict.clock import Clock
 from paceline.predict.device import Device
 from paceline.predict.links import Links
-from paceline.protocol.actions import Action, Departed, Note, Send, Usable, Work
+from paceline.protocol.actions import Action, Departed, Normed, Note, Send, Usable, Work
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
 from paceline.protocol.messages import Push
@@ -111,6 +111,8 @@ class VirtualMember:
                     self._finish(action)
             case Usable() if self.device is not None:
                 self.device.usable(action.chunk)
+            case Normed() if self.device is not None:
+                self.device.normed()
             case Note():
                 self._job.notes.append(action.text)
 

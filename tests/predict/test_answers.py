@@ -18,11 +18,18 @@ from paceline.predict.what_if import what_if
 from paceline.report import members
 
 
-def asked(architecture: str = "ring", workers: int = 4, servers: int = 0, **cluster):
+def asked(
+    architecture: str = "ring",
+    workers: int = 4,
+    servers: int = 0,
+    clip_norm: float = 0.0,
+    **cluster,
+):
+    trained = {"model": "resnet50", "data": "synthetic", "batch": 32, "steps": 8}
     return spec.from_tables(
         {
             "engine": "predict",
-            "workload": {"model": "resnet50", "data": "synthetic", "batch": 32, "steps": 8},
+            "workload": {**trained, "clip_norm": clip_norm},
             "architecture": architecture,
             "cluster": {
                 "workers": workers, "servers": servers, "device": "k80", "link": "1gbit", **cluster,
@@ -57,6 +64,26 @@ def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
     assert any("68 more workers" in note for note in summary.notes)
     fewer = engines.run(asked(workers=25), tmp_path / "fewer").summary()
     assert summary.bytes_per_step == pytest.approx(99 / 24 * fewer.bytes_per_step), "of all"
+
+
+def test_workers_that_update_or_clip_wait_behind_backward():
+    """All weights come after all gradients where servers hold a step back: a link full both ways
+    in turn. Where workers update no layer's forward pass hides the last means."""
+    plain, updating, clipping = (
+        simulate(asked(architecture, 4, 4, **more)).step_seconds
+        for architecture, more in (
+            ("server", {}),
+            ("server:update=worker", {}),
+            ("server", {"clip_norm": 1.0}),
+        )
+    )
+    link_seconds = 25_557_032 * 4 * 8 / 1e9
+    assert plain < 1.3 * link_seconds
+    assert plain + 0.15 < updating < 1.5 * link_seconds
+    assert clipping > 2 * link_seconds
+    own = simulate(asked("server:mode=async", 4, 4)).step_seconds
+    own_clipped = simulate(asked("server:mode=async", 4, 4, clip_norm=1.0)).step_seconds
+    assert own_clipped == own, "a worker clips its own gradient there"
 
 
 def test_a_predicted_worker_sends_what_compression_leaves(tmp_path):
