@@ -4,7 +4,7 @@ The record is that of any other run, so that `explain`, `compare` and `report` r
 behave alike are written once each up to a number; the summary is of all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from paceline import record, spec
@@ -15,7 +15,7 @@ from paceline.predict.codecs import codec_of
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import Outcome, Pace
 from paceline.predict.pipeline_step import moved_bytes
-from paceline.protocol.placement import shares
+from paceline.protocol.placement import shares, worker_of
 from paceline.protocol.plan import Shape, placement_of
 from paceline.record import RunFolder
 from paceline.spec.hosts import place
@@ -109,12 +109,23 @@ def _traffic(experiment: spec.Experiment, role: str) -> list[tuple[int, int]]:
     if isinstance(experiment.architecture, spec.Pipeline) and role == "worker":
         return moved_bytes(experiment)
     count = experiment.cluster.workers if role == "worker" else experiment.num_servers
-    return [_traffic_of_one(experiment, role)] * count if count else []
+    exchanging = _exchanging(experiment)
+    each = _traffic_of_one(experiment, role, len(exchanging)) if count else (0, 0)
+    return [each if role == "server" or one in exchanging else (0, 0) for one in range(count)]
 
 
-def _traffic_of_one(experiment: spec.Experiment, role: str) -> tuple[int, int]:
-    """By the closed forms of its architecture, in which all of a role are alike."""
-    workers, servers = experiment.cluster.workers, experiment.num_servers
+def _exchanging(experiment: spec.Experiment) -> Collection[int]:
+    """Workers that send anything: all, or of each host one."""
+    if not experiment.architecture.sums_in_host:
+        return range(experiment.cluster.workers)
+    hosts = [[worker_of(member) for member in host.members] for host in place(experiment)]
+    workers = [[worker for worker in host if worker is not None] for host in hosts]
+    return {min(host) for host in workers if host}
+
+
+def _traffic_of_one(experiment: spec.Experiment, role: str, workers: int) -> tuple[int, int]:
+    """By the closed forms of its architecture, in which all that exchange are alike."""
+    servers = experiment.num_servers
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
     ring = round(2 * (workers - 1) / workers * size)

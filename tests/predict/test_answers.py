@@ -96,6 +96,19 @@ def test_a_predicted_worker_sends_what_compression_leaves(tmp_path):
     assert max(rates) < 125, "no more than its link"
 
 
+@pytest.mark.parametrize(
+    ("between", "servers", "sent"),
+    [("ring", 0, [102, 0, 102, 0]), ("server", 2, [102, 0, 102, 0, 102, 102])],
+)
+def test_of_a_host_that_sums_inside_one_member_sends(tmp_path, between, servers, sent):
+    hosts = [{"count": 2, "workers": 2}, {"count": servers, "workers": 0, "servers": 1}]
+    hosts = hosts if servers else hosts[:1]
+    experiment = asked(f"hybrid:between={between}", 4, servers, hosts=hosts)
+    run = engines.run(experiment, tmp_path / "run")
+    steps = run.summary().steps
+    assert [round(m.bytes_sent / steps / 1e6) for m in run.members()] == sent
+
+
 def test_workers_of_uneven_hosts_go_at_their_own_pace_or_wait(tmp_path):
     hosts = [{"count": 3}, {"slowdown": 2.0}, {"count": 2, "workers": 0, "servers": 1}]
     paces = {}
