@@ -102,16 +102,19 @@ def run(
     steps: int,
     bytes_per_second: float,
     stretch: Callable[[int, int, float], float] = as_profiled,
+    *,
+    clips: bool = False,
     **costs: float,
 ) -> VirtualJob:
     """Every worker has a device with these layers, one for each parameter of the plan, takes so
-    many steps and leaves. `stretch`: jitter, stragglers."""
+    many steps and leaves. `stretch`: jitter, stragglers. `clips`: by the norm of all."""
     clock = Clock()
     job = VirtualJob(plan, Ideal(plan=plan, **costs), star(clock, plan, bytes_per_second), clock)
     times = [LayerTime(layer.forward_seconds, layer.backward_seconds) for layer in layers]
     for world in job.members.values():
         if world.machine is not None:
             device = world.device = Device(plan, world.member, clock, times)
+            device.clips = clips
             device.stretch, device.steps = partial(stretch, world.machine.worker), steps
             device.go_on()
     clock.run()

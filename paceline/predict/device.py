@@ -14,6 +14,9 @@ from paceline.protocol.actions import Exit, Fetch, Ready, Stepped
 from paceline.protocol.member import Member
 from paceline.protocol.plan import Plan
 
+CLIPPED = 0.5
+"""What a step's gradients are multiplied by: what it is does not matter for time."""
+
 Wanted = float | set[int] | Callable[[], bool]
 """Seconds to compute, chunks whose weights are to be there, or what is to be true."""
 
@@ -150,7 +153,7 @@ class Device:
         elif self.clips:
             yield lambda: self._is_normed
             self._is_normed = False
-            self._member.tell(Stepped())
+            self._member.tell(Stepped(CLIPPED))
 
     def _forward(self) -> Iterator[float | set[int]]:
         """Layers whose weights are there already pass as one."""

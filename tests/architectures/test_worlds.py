@@ -111,8 +111,9 @@ class Replay:
 class RealJob:
     """Every worker takes so many steps with gradients of one, and leaves."""
 
-    def __init__(self, options, servers, monkeypatch):
+    def __init__(self, options, servers, monkeypatch, *, clips=False):
         self.options, self.servers, self.store = options, servers, HashStore()
+        self.clips = clips
         self.plan, self.heard = None, []
 
         def member(name, world, worker, seat):
@@ -170,15 +171,38 @@ class RealJob:
         member = setup.set_up_worker(self.options, self.context(index), exchanged)
         self.plan = member.plan
         chunks, rng = list(member.plan.layout.chunks), random.Random(index)
-        for _ in range(STEPS):
+        for step in range(STEPS):
             rng.shuffle(chunks)
             for chunk in chunks:
                 values = torch.ones(chunk.stop - chunk.start)
-                member.worker.submit([(Ready(chunk.index), [(0, values.numel(), values)])])
+                ready = Ready(chunk.index, hold=self.clips, mean=not updates)
+                member.worker.submit([(ready, [(0, values.numel(), values)])])
+            if self.clips:
+                norms, _ = member.worker.squared_norms(step)
+                assert norms == (ELEMENTS,) * LAYERS
+                member.worker.commit(0.5)
             member.worker.wait_all()
         if updates:
             assert len(member.worker.fetch_states()) == len(chunks)
         member.close(SECONDS)
+
+
+def check_worlds(options, monkeypatch, *, clips=False):
+    """Three worlds, one sequence of decisions; returns the real one's."""
+    job = RealJob(options, PLACES[options.placement], monkeypatch, clips=clips).run()
+    done = [work for work in job.works if work.kind != "measure"]
+    applied = Counter((w.chunk, worker, step) for w in done for worker, step, _ in w.parts)
+    assert set(applied.values()) == {1}, "a gradient was applied twice"
+    if options.waits_for_all:
+        virtual = run(job.plan, model(LAYERS, ELEMENTS)[1], STEPS, clips=clips)
+        works = [work for world in virtual.members.values() for work in world.works]
+        network = Network(random.Random(0), job.plan, STEPS, touches=clips).run()
+        assert decisions(job.works) == decisions(works) == network.decisions()
+    for heard in job.heard:
+        assert Replay(heard, job.plan).wanted == heard.wanted
+    if options.mode == "async":
+        assert len(applied) == WORKERS * STEPS * len(job.plan.owners)
+    return decisions(job.works)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
@@ -188,15 +212,13 @@ def test_decisions_on_real_sockets_are_those_of_the_other_worlds(
     mode, placement, transport, monkeypatch
 ):
     options = spec.Server(placement=placement, chunk="16KiB", transport=transport, **mode)
-    job = RealJob(options, PLACES[placement], monkeypatch).run()
-    applied = Counter((w.chunk, worker, step) for w in job.works for worker, step, _ in w.parts)
-    assert set(applied.values()) == {1}, "a gradient was applied twice"
-    if options.waits_for_all:
-        virtual = run(job.plan, model(LAYERS, ELEMENTS)[1], STEPS)
-        works = [work for world in virtual.members.values() for work in world.works]
-        network = Network(random.Random(0), job.plan, STEPS).run()
-        assert decisions(job.works) == decisions(works) == network.decisions()
-    for heard in job.heard:
-        assert Replay(heard, job.plan).wanted == heard.wanted
-    if options.mode == "async":
-        assert len(applied) == WORKERS * STEPS * len(job.plan.owners)
+    check_worlds(options, monkeypatch)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("placement", PLACES)
+def test_so_are_they_where_workers_clip(placement, transport, monkeypatch):
+    options = spec.Server(placement=placement, chunk="16KiB", transport=transport)
+    for decided in check_worlds(options, monkeypatch, clips=True).values():
+        assert [kind for kind, *_ in decided] == ["measure", "apply"] * STEPS
+        assert {scale for kind, *_, scale in decided if kind == "apply"} == {0.5}
