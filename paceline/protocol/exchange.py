@@ -466,6 +466,11 @@ class ExchangeMachine:
             steps = self._step_on_hold  # nobody says any more with which scale it is updated
         return self._to_seats(Leave(self.worker, steps, self.generation, self._losses.sealed))
 
+    def may_end(self, *, served: bool) -> bool:
+        """It has left, and the seat in its process, if there is one, has `served` all, or others
+        go on with what it had."""
+        return self.has_left and (served or self.abandons)
+
     @property
     def present_step(self) -> int:
         """The step whose answers it waits for, or else the next."""

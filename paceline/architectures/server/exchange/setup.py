@@ -112,7 +112,7 @@ class OpenWorker(OpenMember):
         One that failed does not leave where the others can go on: it is lost to them."""
         end, machine = time.monotonic() + seconds, self.worker.machine
         self.worker.leave(failed=failed)
-        while not (machine.has_left and self._is_served(machine)):
+        while not machine.may_end(served=self.server is None or self.server.machine.over):
             if time.monotonic() > end or self.worker.failure is not None:
                 break
             time.sleep(LEAVING_SECONDS)
@@ -121,9 +121,6 @@ class OpenWorker(OpenMember):
         if self.staging is not None:
             self.staging.close()
         super().close(seconds)
-
-    def _is_served(self, machine: ExchangeMachine) -> bool:
-        return self.server is None or self.server.machine.over or machine.abandons
 
 
 def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> OpenWorker:
