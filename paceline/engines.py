@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, check_container, inside, joining, reserve
+from paceline.launch import Output, check_container, inside, joining, mpirun, reserve
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.losses import check_on_loss
 from paceline.launch.restarts import live
@@ -78,6 +78,8 @@ def _named(experiment: spec.Experiment, table: dict[str, str]) -> Any:
         problem = f'"{experiment.engine}" is not an engine of this version.'
         raise SpecError("--on", problem, suggest(experiment.engine, table))
     check_on_loss(experiment)
+    if experiment.engine != "predict":
+        mpirun.check_backend(experiment)
     module, _, name = table[experiment.engine].partition(":")
     return getattr(import_module(module), name)
 

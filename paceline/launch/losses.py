@@ -3,6 +3,7 @@
 What the members do about it is the architecture's affair: a launcher only does not end them.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from paceline import spec
@@ -17,6 +18,9 @@ WHERE = "--on-loss"
 
 BEGUN = "begun"
 """The kind of event that says that all members have met: before it nobody can go on."""
+
+LOST = re.compile(r"\b((?:worker|server)\d+) was (?:lost|ended by signal 9)\b")
+"""How an error tells of one that was lost: by those who missed it, or by its end itself."""
 
 
 class Losses:
@@ -38,8 +42,8 @@ class Losses:
         self.to_start: list[MemberCommand] = []
         """In the place of lost ones, for the launcher to take."""
         self._lives = self._begun()
-        self._let_be: dict[str, float] = {}
-        """Lost workers without whom the others go on, and when each ended."""
+        self.let_be: dict[str, float] = {}
+        """Lost members without whom the others go on, and when each ended."""
 
     def _begun(self) -> int:
         return sum(event.kind == BEGUN for event in self._folder.events())
@@ -49,16 +53,16 @@ class Losses:
 
         `others`: members that run, or have ended well."""
         workers = [name for name in others if name.startswith("worker")]
-        news = [one for one in failed if one.name not in self._let_be]
+        news = [one for one in failed if one.name not in self.let_be]
         if not news:
             return []
         able = self._have_second_homes(news) and all(map(self._can_be_done_without, news))
         if workers and able and self._begun() > self._lives:
             for one in sorted(news, key=lambda one: one.name):
-                self._let_be[one.name] = one.time
+                self.let_be[one.name] = one.time
                 how = MemberError(one.name, one.status, one.lines).brief
                 # Who comes later asks worker 0 for its place.
-                is_worker = one.name.startswith("worker") and "worker0" not in self._let_be
+                is_worker = one.name.startswith("worker") and "worker0" not in self.let_be
                 newcomer = next(self._newcomers, None) if is_worker else None
                 instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
                 left = f"{len(workers)} workers go" if len(workers) > 1 else "1 worker goes"
@@ -71,14 +75,14 @@ class Losses:
         """Whom those who failed now may have lost, when nothing else is known to have gone wrong:
         the last one that was let be. Without those before it they had gone on."""
         first = min(one.time for one in news)
-        lost = [one for one in failed if one.name in self._let_be]
+        lost = [one for one in failed if one.name in self.let_be]
         near = [one for one in lost if one.time >= first - ECHO_SECONDS]
         return [max(near, key=lambda one: one.time)] if near else []
 
     def _have_second_homes(self, news: Sequence[Ending]) -> bool:
         """Where servers are among the lost: what they had is with others too, and one is left."""
         names = [one.name for one in news if one.name.startswith("server")]
-        gone = [name for name in self._let_be if name.startswith("server")]
+        gone = [name for name in self.let_be if name.startswith("server")]
         return not names or (self._has_second_homes and len(gone) + len(names) < self._servers)
 
     def _can_be_done_without(self, one: Ending) -> bool:
@@ -89,7 +93,7 @@ class Losses:
     def record(self, dilation: float) -> None:
         """The others have ended well: have in the record whom they had no more steps to miss in."""
         told = {event.member for event in self._folder.events() if event.kind == "lost"}
-        for name, moment in self._let_be.items():
+        for name, moment in self.let_be.items():
             if name in told:
                 continue
             text = f"{name} was lost when nobody needed it any more"
@@ -146,3 +150,32 @@ def check_survives(kind: spec.Architecture) -> None:
         if isinstance(kind, spec.Pipeline):
             again = "to begin anew: a pipeline has no checkpoints"
         raise SpecError(WHERE, problem, f"write stop, and --restarts {again}.")
+
+
+def way_out(error: MemberError, folder: RunFolder) -> str:
+    """The fix of an error that tells of a loss: the flags with which the job would have outlived
+    it; empty where there are none, or it tells of something else."""
+    experiment = folder.experiment()
+    lost = set(LOST.findall(str(error).partition("\n")[0]))
+    ways = []
+    if lost and _could_go_on(experiment, lost, folder):
+        ways.append("--on-loss continue goes on without it")
+    if lost and not experiment.cluster.restarts:
+        ways.append("--restarts 3 starts all again")
+    return f"\n  fix: {'; '.join(ways)}." if ways else ""
+
+
+def _could_go_on(experiment: spec.Experiment, lost: Collection[str], folder: RunFolder) -> bool:
+    """Whether those who are left could, had they been asked to."""
+    if experiment.cluster.goes_on or not any(folder.steps(one.name) for one in folder.members()):
+        return False  # it was asked for and did not help, or came before all had met
+    asked = spec.replace(experiment, on_loss="continue")
+    try:
+        check_on_loss(asked)
+    except SpecError:
+        return False
+    num_servers = sum(name.startswith("server") for name in lost)
+    serves = not num_servers or (
+        num_servers < asked.num_servers and not why_servers_are_needed(asked)
+    )
+    return serves and len(lost) - num_servers < asked.cluster.workers

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import psutil
 
+from paceline import spec
+from paceline.errors import SpecError
 from paceline.launch.identity import Identity, from_launcher, integer
 
 HYDRA_PROXIES = ("hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_pro")
@@ -37,6 +39,17 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
         coordinator=_given_coordinator(environ),
         host=environ.get("PMIX_HOSTNAME", environ.get("PMI_HOSTNAME", "")),
     )
+
+
+def check_backend(experiment: spec.Experiment) -> None:
+    """Raise SpecError for workers over MPI that we would start ourselves: each would be alone in
+    its own world there (what `MpiCollective` says of any world that does not fit, before a start).
+    """
+    kind, workers = experiment.architecture, experiment.cluster.workers
+    if isinstance(kind, spec.Ring | spec.Average) and kind.backend == "mpi" and workers > 1:
+        problem = f"MPI knows 1 process, the job has {workers} workers."
+        fix = f"start it with `mpirun -n {workers} paceline …`, without --workers or servers."
+        raise SpecError("backend = mpi", problem, fix)
 
 
 def job_name(environ: Mapping[str, str]) -> str | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from paceline.errors import MemberError, UserError
+from paceline.launch.losses import way_out
 from paceline.record import Event, RunFolder
 from paceline.record.lives import RESTART
 
@@ -23,7 +24,8 @@ def live(
     again: Callable[[], None] = lambda: None,
     dilation: float = 1.0,
 ) -> None:
-    """Call `life` until one ends well, at most `restarts` times more; the last failure is raised.
+    """Call `life` until one ends well, at most `restarts` times more; the last failure is raised,
+    with the flags that outlive such a loss.
 
     `again` is called before each further life. What is refused for what was asked (exit status
     2) would be refused again.
@@ -34,6 +36,7 @@ def live(
             return
         except MemberError as error:
             if left == 0 or error.member_status == REFUSED:
+                error.args = (f"{error}{way_out(error, folder)}",)
                 raise
             why = error.brief
         times = f"{left - 1} more times" if left != 2 else "once more"

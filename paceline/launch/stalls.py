@@ -5,6 +5,7 @@ Steps are followed in the members' own files, so this works for every architectu
 script. What is called still follows the times that steps took before; nobody is ended for it.
 """
 
+import math
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 
@@ -58,8 +59,11 @@ class _Worker:
 class Stalls:
     """Watches the members of one life; call it several times a second."""
 
-    def __init__(self, folder: RunFolder, say: Say, dilation: float = 1.0) -> None:
-        self._folder, self._say, self._dilation = folder, say, dilation
+    def __init__(
+        self, folder: RunFolder, say: Say, dilation: float = 1.0, lost: Iterable[str] = ()
+    ) -> None:
+        """`lost`: those without whom the others go on, as they come to be known."""
+        self._folder, self._say, self._dilation, self._lost = folder, say, dilation, lost
         self._last = folder.experiment().workload.steps
         """After so many steps nobody takes another; 0: not known."""
         self._processes: dict[str, psutil.Process] = {}
@@ -79,13 +83,15 @@ class Stalls:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
+        for name in self._lost:  # nobody waits for it, and where it was tells nothing
+            self._workers.pop(name, None)
         if now - self._sampled_at >= SAMPLE_SECONDS:
             self._sampled_at, self._busy = now, self._busy_fractions(now)
         busy = self._busy
         for worker in self._workers.values():
             worker.follow()
         still = self._still(SURE_SECONDS, SURE_STEPS, busy)
-        if not still or self._is_over():
+        if not still or all(map(self._is_done, self._workers.values())):
             self._told = None
             return
         if self._told is not None:
@@ -100,13 +106,25 @@ class Stalls:
     def _still(
         self, least_seconds: float, usual_steps: float, alive: Container[str]
     ) -> dict[str, float]:
-        """Living workers that stand still, and for how long."""
-        found = {n: w.still_seconds(least_seconds, usual_steps) for n, w in self._workers.items()}
-        return {name: seconds for name, seconds in found.items() if seconds and name in alive}
+        """Living workers that stand still, and for how long.
 
-    def _is_over(self) -> bool:
-        """All steps are done: what is left is saving and leaving."""
-        return 0 < self._last <= min(worker.steps for worker in self._workers.values())
+        Who is ahead of one that makes its steps does not: it has done all of its own, which a
+        script does not tell, or waits as its mode has it.
+        """
+        there = {name: w for name, w in self._workers.items() if name in alive and w.steps}
+        found = {
+            name: seconds
+            for name, worker in there.items()
+            if (seconds := worker.still_seconds(least_seconds, usual_steps))
+            and not self._is_done(worker)
+        }
+        moving = [worker.steps for name, worker in there.items() if name not in found]
+        slowest = min(moving, default=math.inf)
+        return {name: seconds for name, seconds in found.items() if there[name].steps < slowest}
+
+    def _is_done(self, worker: _Worker) -> bool:
+        """What is left to it is saving and leaving."""
+        return 0 < self._last <= worker.steps
 
     def _is_sure(self, alive: Iterable[str]) -> bool:
         """Whether something is seen that nobody goes on with."""

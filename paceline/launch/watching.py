@@ -32,7 +32,8 @@ def watch(
     followed = folder.experiment().cluster.workers if goes_on else 1
     foremost = _Foremost(progress)
     counters = [StepCounter(folder, foremost, f"worker{rank}") for rank in range(followed)]
-    stalls = Stalls(folder, say, dilation)
+    losses = Losses(folder, say, newcomers) if goes_on else None
+    stalls = Stalls(folder, say, dilation, () if losses is None else losses.let_be)
 
     def tick() -> None:
         for count in counters:
@@ -46,7 +47,6 @@ def watch(
         faults.started(name, pid)
         stalls.started(name, pid)
 
-    losses = Losses(folder, say, newcomers) if goes_on else None
     logs = folder.path / "logs"
     supervise(commands, output=output, tick=tick, started=started, logs=logs, losses=losses)
     if losses is not None:

@@ -30,6 +30,8 @@ ECHOES = (
     "Broken pipe",
     "no answer within",
     " was lost",
+    "store is gone",
+    "has closed the connection",
     "use transport=tcp between containers",
     "failed to recv",
     "recvValue failed",
@@ -38,6 +40,9 @@ ECHOES = (
     "Timed out waiting",
 )
 """What a member says that has lost another one."""
+
+NAMES_MISSING = re.compile(r"no answer within .*; missing: (?!unknown)")
+"""The echo that knows whose it is: of all that wait for a silent member, who says so is named."""
 
 SETTLE_SECONDS = 0.2
 """After a failure, until every member that failed in the same moment is known to have."""
@@ -108,10 +113,17 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     complaint: list[str]
 
     @property
+    def said(self) -> str:
+        return "\n".join(self.complaint or self.lines)
+
+    @property
     def is_echo(self) -> bool:
         """Whether it failed because it lost another member."""
-        said = "\n".join(self.complaint or self.lines)
-        return any(words in said for words in ECHOES)
+        return any(words in self.said for words in ECHOES)
+
+    @property
+    def names_missing(self) -> bool:
+        return NAMES_MISSING.search(self.said) is not None
 
 
 def ending(name: str, status: int, ended_at: float, words: LastWords) -> Ending:
@@ -139,7 +151,10 @@ def first_cause(failed: Iterable[Ending], well: Mapping[str, float]) -> MemberEr
     """
     failed = list(failed)
     # Of those that failed in one moment, a signal from outside is no answer to anything.
-    cause = min(failed, key=lambda one: (one.is_echo, one.time, one.status >= 0))
+    cause = min(
+        failed,
+        key=lambda one: (one.is_echo, not one.names_missing, one.time, one.status >= 0),
+    )
     killed = [one for one in failed if one.status < 0 and not one.is_echo]
     beside = {one.name: one.status for one in killed if cause in killed and one is not cause}
     left = [name for name, time in well.items() if time < cause.time + LEAVE_SECONDS]

@@ -25,6 +25,8 @@ WORKLOAD = {
     "checkpoint_every": 40,
 }
 
+WAYS_OUT = "  fix: --on-loss continue goes on without it; --restarts 3 starts all again."
+
 
 def asked(architecture, faults=(), servers=0, restarts=0, **workload):
     experiment = spec.Experiment(
@@ -65,8 +67,9 @@ def test_a_killed_member_costs_steps_and_not_the_result(tmp_path, architecture, 
 
 
 def test_without_restarts_a_killed_member_ends_the_run_and_is_named(tmp_path):
-    with pytest.raises(MemberError, match=r"worker1 was ended by signal 9"):
+    with pytest.raises(MemberError, match=r"worker1 was ended by signal 9") as caught:
         engines.run(asked("ring", [("kill", "worker1@5")]), tmp_path / "run")
+    assert str(caught.value).splitlines()[-1] == WAYS_OUT
     folder = RunFolder(tmp_path / "run")
     assert folder.summary().status == "failed"
     (event,) = [event for event in folder.events() if event.kind == "fault"]

@@ -7,10 +7,10 @@ from paceline.bench import drill
 from paceline.errors import MemberError, SpecError
 from paceline.explain import conclude
 from paceline.explain.failure import failure
-from paceline.launch.losses import BEGUN, Losses, check_on_loss, why_servers_are_needed
+from paceline.launch.losses import BEGUN, Losses, check_on_loss, way_out, why_servers_are_needed
 from paceline.launch.process import MemberCommand
 from paceline.launch.words import Ending
-from paceline.record import Event, RunFolder, checkpoints
+from paceline.record import Event, Member, RunFolder, Step, checkpoints
 
 
 def asked(architecture, workers=2, **cluster):
@@ -165,6 +165,46 @@ def test_who_is_killed_soon_after_another_is_the_one_that_ended_the_job(begun):
     said = ["error: exchange: server0: worker2 was lost"]
     echo = Ending(name="worker0", status=1, time=14.5, lines=said, complaint=said)
     assert losses.fatal([first, second, echo], ["server0"]) == [second, echo]
+
+
+MISSED = MemberError(
+    "worker1", 1, [], sentence="worker2 was lost in step 36, and mode=sync waits for every worker."
+)
+
+
+def after_steps(path, experiment):
+    folder = RunFolder.create(path, experiment)
+    folder.write_member(Member(name="worker0", role="worker", host="here", pid=1))
+    step = Step(step=0, start_seconds=0, end_seconds=1, breakdown_seconds={}, samples=1)
+    folder.write_steps("worker0", [step])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "told"),
+    [
+        (("server", 3), MISSED, "--on-loss continue|--restarts"),
+        (("ring", 3), MemberError("worker1", -9, ["its words"]), "--on-loss continue|--restarts"),
+        (("pipeline", 3), MemberError("worker1", -9, []), "--restarts"),
+        (("server", 3), MemberError("server0", -9, []), "--restarts"),
+        (("ring", 2), MemberError("worker1", -9, [], beside={"worker0": -9}), "--restarts"),
+        (("server", 3, {"restarts": 1}), MISSED, "--on-loss continue"),
+        (("server", 3, {"on_loss": "continue"}), MISSED, "--restarts"),
+        (("server", 3), MemberError("worker1", 1, ["ValueError: worker2 was lost"]), ""),
+    ],
+)
+def test_the_end_of_a_job_names_the_flags_that_would_have_outlived_it(tmp_path, job, error, told):
+    kind, workers, cluster = (*job, {})[:3]
+    experiment = spec.replace(asked(kind, workers), **{"on_loss": "stop", **cluster})
+    fix = way_out(error, after_steps(tmp_path / "run", experiment))
+    known = ("--on-loss continue", "--restarts")
+    assert [flag for flag in known if flag in fix] == [flag for flag in told.split("|") if flag]
+
+
+def test_before_the_first_step_nobody_could_have_gone_on(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", spec.replace(asked("ring"), on_loss="stop"))
+    fix = way_out(MemberError("worker1", -9, []), folder)
+    assert fix == "\n  fix: --restarts 3 starts all again."
 
 
 def disturbed(

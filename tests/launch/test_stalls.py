@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import count
 
 import psutil
 import pytest
@@ -71,11 +73,11 @@ def quicken(monkeypatch):
         monkeypatch.setattr(stalls, name, getattr(stalls, name) * 0.4)
 
 
-def told(monkeypatch, folder, pids, steps, looks=None):
+def told(monkeypatch, folder, pids, steps, looks=None, lost=()):
     """What is said of these members: within so many looks, or at last and in two more."""
     said = []
     quicken(monkeypatch)
-    watched = Stalls(folder, said.append)
+    watched = Stalls(folder, said.append, lost=lost)
     for name, pid in pids.items():
         watched.started(name, pid)
         write_steps(folder, name, 1)
@@ -84,7 +86,7 @@ def told(monkeypatch, folder, pids, steps, looks=None):
         assert time.monotonic() < end, "nothing was said"
         watched()
         for name, number in steps.items():
-            write_steps(folder, name, number)
+            write_steps(folder, name, next(number) if isinstance(number, Iterator) else number)
         if looks is not None or said:
             looks = 2 if looks is None else looks - 1
         time.sleep(0.41)
@@ -242,6 +244,40 @@ def test_one_that_is_behind_and_idle_is_named(monkeypatch, folder, members):
     pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
     said = told(monkeypatch, folder, pids, {"worker0": 9, "worker1": 8})
     assert "worker1 is behind, at step 8, and idle, and worker0 waits" in said[0]
+
+
+def test_one_without_whom_the_others_go_on_is_no_cause(monkeypatch, folder, members):
+    pids = {name: members(IDLE) for name in ("worker0", "worker2")} | {"worker1": members("pass")}
+    wait_for(lambda: psutil.Process(pids["worker1"]).status() == psutil.STATUS_ZOMBIE)
+    steps = {"worker0": 9, "worker1": 8, "worker2": 9}
+    said = told(monkeypatch, folder, pids, steps, lost={"worker1": 1.0})
+    assert "every member is idle at step 9" in said[0]
+    assert "worker1" not in said[0]
+    assert "uneven" not in said[0]
+
+
+def test_one_that_is_ahead_of_another_that_makes_its_steps_is_done(monkeypatch, folder, members):
+    """In `async` the quick worker's script ends first; the slow one is behind, and not idle."""
+    pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
+    steps = {"worker0": 90, "worker1": count(2)}
+    assert not told(monkeypatch, folder, pids, steps, looks=9)
+
+
+def test_one_that_stands_still_while_others_go_on_is_named_alone(monkeypatch, folder, members):
+    pids = {"worker0": members(IDLE), "worker1": members(IDLE), "worker2": members(IDLE)}
+    steps = {"worker0": 90, "worker1": 8, "worker2": count(9)}
+    said = told(monkeypatch, folder, pids, steps)
+    assert "worker1 is behind, at step 8, and idle" in said[0]
+    assert "waits" not in said[0]
+
+
+def test_one_that_has_done_all_its_steps_does_not_stand_still(monkeypatch, folder, members):
+    asked = spec.Experiment(workload=spec.Workload(steps=50))
+    monkeypatch.setattr(RunFolder, "experiment", lambda folder: asked)
+    pids = {"worker0": members(IDLE), "worker1": members(IDLE)}
+    said = told(monkeypatch, folder, pids, {"worker0": 50, "worker1": 30})
+    assert "worker1 is behind, at step 30, and idle" in said[0]
+    assert "waits" not in said[0]
 
 
 def test_one_that_computes_between_two_steps_is_left_alone(monkeypatch, folder, members):

@@ -10,6 +10,8 @@ TRACEBACK = "Traceback (most recent call last):\n  File ..., line 1\n"
 GLOO = f"{TRACEBACK}RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3210\n"
 WAITED = f"{TRACEBACK}paceline.errors.DeadlineError: step 3: no answer within 120 s; missing: x\n"
 LOST = f"{TRACEBACK}paceline.errors.ExchangeError: worker1 was lost in step 3, and it is over.\n"
+UNKNOWN = WAITED.replace("missing: x", "missing: unknown")
+STORE_GONE = f"{TRACEBACK}DistNetworkError: the job's store is gone: it has closed the connection\n"
 OWN = f"{TRACEBACK}ValueError: my own mistake\n"
 REFUSED = f"{TRACEBACK}paceline.errors.SpecError: ring: it cannot.\n  fix: do not.\n"
 
@@ -34,6 +36,11 @@ def ended(name, status, said, *, said_at, ended_at=None):
         # C++ ends a survivor by a signal, too
         ([("worker0", -6, f"terminate called\n{GLOO}", 1.0, 1.0), ("worker1", 1, OWN, 1.1, 1.2)],
          "worker1"),
+        # a stopped worker: who waited for it says so, and its peers lose that one in turn
+        ([("worker0", 1, WAITED, 1.0, 1.5), ("server0", 1, STORE_GONE, 1.2, 1.3)], "worker0"),
+        ([("worker0", 1, WAITED, 1.2, 1.5), ("worker2", 1, GLOO, 1.0, 1.0)], "worker0"),
+        ([("worker0", 1, UNKNOWN, 1.2, 1.5), ("worker2", 1, GLOO, 1.0, 1.0)], "worker2"),
+        ([("server0", 1, STORE_GONE, 1.0, 1.0), ("worker0", 1, OWN, 1.2, 1.3)], "worker0"),
         ([("worker0", 3, "", 2.0, 2.0), ("worker1", 1, OWN, 2.1, 2.1)], "worker0"),
     ],
 )  # fmt: skip
@@ -55,6 +62,13 @@ def test_all_that_signals_ended_are_named_and_nobody_who_only_lost_them():
     assert first_cause([one, echo], {}).brief == "worker2 was ended by signal 9 (SIGKILL)"
     own = ended("worker1", 1, OWN, said_at=0.5)
     assert "server0" not in first_cause([own, other], {}).brief, "what it met may be its end"
+
+
+def test_the_end_of_a_job_that_waited_for_a_stopped_worker_names_it():
+    waited = ended("worker0", 1, WAITED.replace("missing: x", "missing: worker1"), said_at=1.0)
+    server = ended("server0", 1, STORE_GONE, said_at=1.1)
+    told = "worker0: step 3: no answer within 120 s; missing: worker1"
+    assert str(first_cause([server, waited], {})) == told
 
 
 def test_a_sentence_of_ours_is_the_whole_message():
