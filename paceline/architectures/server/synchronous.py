@@ -390,7 +390,7 @@ class SynchronousServer:
             self._watch.refuse_servers("it changes weights outside the optimizer")
         if any(_is_viewed(tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("it holds views of its weights")
-        if any(map(is_known_elsewhere, exchanged.tensors)):
+        if self._context.gradient_use is None and any(map(is_known_elsewhere, exchanged.tensors)):
             self._watch.refuse_servers("its weights lie in an array or in shared memory")
         if any(_has_other_state(optimizer, tensor) for tensor in exchanged.tensors):
             self._watch.refuse_servers("its optimizer's state is of another type than its weights")
