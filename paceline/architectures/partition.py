@@ -12,6 +12,7 @@ from itertools import accumulate
 import msgspec
 
 from paceline.errors import SpecError
+from paceline.protocol.pipeline import Pipe
 from paceline.units import format_bytes
 
 
@@ -26,13 +27,10 @@ class UnitCost(msgspec.Struct, frozen=True, kw_only=True):
     """What its forward pass keeps for its backward pass."""
 
 
-def in_flight(schedule: str, *, stage: int, stages: int, microbatches: int, loops: int) -> int:
-    """Micro-batches whose activations a stage holds at once, at most."""
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved":  # its warm-up also fills the later loops
-        return min(microbatches, 2 * stages * loops)
-    return min(microbatches, stages - stage)
+def in_flight(pipe: Pipe, stage: int) -> int:
+    """Micro-batches whose activations a stage holds at once, at most: by its owner's own turns."""
+    turns = [turn for turn in pipe.turns(pipe.owner(stage)) if turn.stage == stage]
+    return max(accumulate(1 if turn.kind == "forward" else -1 for turn in turns))
 
 
 def cut(

@@ -60,6 +60,9 @@ def resolved(experiment: spec.Experiment) -> spec.Experiment:
     if workload.data not in data.names():
         problem = f'"{workload.data}" is not a data set.'
         raise SpecError("--data", problem, suggest(workload.data, data.names()))
+    if workload.data_dir and workload.data in data.COMPUTED:
+        problem = f"{workload.data} samples are computed here, and read from no folder."
+        raise SpecError("--data-dir", problem, "leave it out, or name a set with --data.")
     fits = described is None or described.tokens == (workload.data == "text")
     if described is not None and not fits and workload.data != "synthetic":
         problem = f"{workload.model} cannot train on {workload.data}."
@@ -154,6 +157,9 @@ def check_script(script: spec.Script) -> None:
         path = Path(script.path)
         if not (path.is_file() or (path / "__main__.py").is_file()):
             shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            if path.is_dir():
+                problem = f"{shown} is a folder, and holds no __main__.py."
+                raise SpecError("SCRIPT", problem, "name the script in it.")
             raise SpecError("SCRIPT", f"there is no file {shown}.", "check the path.")
         return
     sys.path.insert(0, os.getcwd())  # where `python -m` looks first
@@ -171,6 +177,9 @@ def start(
 ) -> None:
     """Run what was asked for, with its answer printed; on a dry run print the question alone."""
     check_applies(experiment)
+    if experiment.cluster.balance and experiment.cluster.workers == 1:
+        problem = "it divides each batch among workers by their speed, and there is one worker."
+        raise SpecError("--balance", problem, "leave it out, or ask for more --workers.")
     experiment = resolved(experiment)
     if dry_run:
         engines.check(experiment)

@@ -5,14 +5,16 @@ import os
 import signal
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from paceline import __version__
-from paceline.errors import Interrupted, PacelineError
+from paceline.errors import Interrupted, PacelineError, SpecError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """Typer carries its own copy of click, whose exceptions are not click's."""
@@ -87,9 +89,22 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+class _Verb(TyperCommand):
+    """Click takes the last of several values, and says nothing of the others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for option, count in Counter(order).items():
+            takes_one = isinstance(option, TyperOption) and not option.is_flag
+            if count > 1 and takes_one and not option.multiple:
+                problem = f"it is given {count} times, and takes one value."
+                raise SpecError(max(option.opts, key=len), problem, "write it once.")
+        return super().parse_args(ctx, args)
+
+
 for _verb in VERBS:
     _module = import_module(f"paceline.cli.{_verb}")
-    app.command(_verb, **getattr(_module, "SETTINGS", {}))(_told(_module.command))
+    app.command(_verb, cls=_Verb, **getattr(_module, "SETTINGS", {}))(_told(_module.command))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -87,16 +87,18 @@ def _sized(preset: "Comparison", quick: bool, data_dir: str | None) -> "Comparis
     """The preset at full size, or quick; quick needs no download where no copies are named."""
     import msgspec
 
-    from paceline import spec
+    from paceline import data, spec
 
     sized = preset.quickly() if quick else preset
+    name = sized.experiment.workload.data
+    if name in data.COMPUTED:
+        return sized
     if data_dir is not None:
         return spec.vary(sized, {"data_dir": str(Path(data_dir).absolute())}, {})
-    data = sized.experiment.workload.data
-    if not quick or data in ("synthetic", "shapes") or sized.paper is None:
+    if not quick or sized.paper is None:
         return sized
-    instead = "shapes" if data == "cifar10" else "synthetic"
-    note = f"The samples are {instead} in place of {data}: --data-dir names real copies."
+    instead = "shapes" if name == "cifar10" else "synthetic"
+    note = f"The samples are {instead} in place of {name}: --data-dir names real copies."
     paper = msgspec.structs.replace(sized.paper, differs=(*sized.paper.differs, note))
     return msgspec.structs.replace(spec.vary(sized, {"data": instead}, {}), paper=paper)
 

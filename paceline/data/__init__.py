@@ -25,6 +25,7 @@ from paceline.data.sampling import GlobalBatches, part_of, split
 from paceline.errors import MissingError, SpecError, suggest
 
 __all__ = [
+    "COMPUTED",
     "Batch",
     "BatchSource",
     "Dataset",
@@ -48,6 +49,9 @@ _TABLE: dict[str, Callable[[Request], Dataset]] = {
     "shapes": shapes.load,
     "text": text.load,
 }
+
+COMPUTED = ("shapes", "synthetic")
+"""Sets that are made as they are needed, from no file."""
 
 
 def names() -> list[str]:

@@ -21,7 +21,7 @@ def against_loss(evidence: Evidence, cause: CauseName) -> Iterator[Action]:
     began = learn.first_wrong(evidence.facts) if cause == "not-finite" else ""
     stale, kind = evidence.learning.staleness if evidence.learning else None, server_of(evidence)
     if stale is not None and kind is not None and cause != "not-finite":
-        if kind.mode in ("async", "bounded") and not kind.staleness_aware:
+        if kind.mode in ("async", "bounded") and not (kind.staleness_aware or kind.exclusive):
             aware = msgspec.structs.replace(kind, staleness_aware=True)
             text = "divide each update's rate by its age: staleness_aware=true (gradients are "
             text += f"{stale:.1f} updates old)"

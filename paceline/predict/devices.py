@@ -13,7 +13,14 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import SpecError, suggest
-from paceline.spec.profile import REAL_DEVICE, DeviceProfile, Layer, find_profile, shipped_devices
+from paceline.spec.profile import (
+    REAL_DEVICE,
+    DeviceProfile,
+    Layer,
+    find_profile,
+    load_profile,
+    shipped_devices,
+)
 
 NETWORKS = Path(__file__).with_name("networks.json")
 FORWARD_FRACTION = 1 / 3
@@ -118,6 +125,7 @@ def profile_for(
 ) -> DeviceProfile:
     """The profile a prediction rests on: as shipped or given, or scaled to one device's figure."""
     workload, known = experiment.workload, experiment.prediction
+    _check_model(experiment, device)
     if known.one_device:
         batch = known.one_device_batch or workload.batch or ESTIMATED_BATCH
         profile = _scaled(experiment, device, batch, layer_overhead_seconds)
@@ -132,6 +140,20 @@ def profile_for(
     if known.model_bytes is not None:
         profile = _resized(profile, known.model_bytes)
     return profile
+
+
+def _check_model(experiment: spec.Experiment, device: str) -> None:
+    """Refuse a model that is neither built in nor profiled, in the words of those who build it.
+
+    They load torch, and are asked about those only of which nothing is known here.
+    """
+    model = experiment.workload.model
+    is_sized = experiment.prediction.model_bytes is not None
+    is_profiled = device.endswith(".json") and load_profile(Path(device)).model == model
+    if not (model in networks() or is_sized or is_profiled or _is_shipped(device, model)):
+        from paceline import models
+
+        models.info(model)
 
 
 def _from_nearest(

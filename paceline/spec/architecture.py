@@ -185,6 +185,9 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
             problem = f"{name} = {_option(given)} has no effect with {other} = {beside}."
             fix = f"leave it out, or write {' or '.join(f'{other}={value}' for value in values)}."
             require(given == defaults[name] or beside in values, where, problem, fix)
+        problem = "staleness_aware = true has no effect with staleness = 0: no gradient is stale."
+        fix = "leave it out, or write staleness=1 or more."
+        require(not (self.staleness_aware and self.exclusive), where, problem, fix)
 
     def changed(self, **options: Any) -> "Server":
         """The same with other options, without those that have no effect beside them."""
@@ -196,6 +199,8 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         beside = {"mode": "sync", "compression": "none", **options}
         idle = {name for name, (other, values) in cls._needs.items() if beside[other] not in values}
         idle |= {"quorum"} if options.get("quorum") == 0 else set()
+        in_step = beside["mode"] == "bounded" and beside.get("staleness") == 0
+        idle |= {"staleness_aware"} if in_step else set()
         return {name: value for name, value in options.items() if name not in idle}
 
     @property

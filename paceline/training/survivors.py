@@ -60,7 +60,7 @@ class Survivors:
     def members_changed(
         self, members: tuple[int, ...], lost: tuple[int, ...], left: tuple[int, ...] = ()
     ) -> None:
-        """Called between two steps: these share the batch from here on."""
+        """Called at the end of a step: these share the batch from the next on."""
         session = self._session
         unseen = {rank: self._unseen(rank) for rank in (*lost, *left)}
         session.ended.update(left)
@@ -81,7 +81,7 @@ class Survivors:
             since, _ = self._left_out[rank]
             text = f"worker{rank} takes part in no step from {since} on"
             text = f"{text}; {unseen[rank]} of its samples were not seen" if unseen[rank] else text
-            text = f"{text}; {count} workers share the batch from {session.step} on"
+            text = f"{text}; {count} workers share the batch from {session.step + 1} on"
             session.note(text, "warning" if unseen[rank] else "note")
         for rank in come:
             text = f"worker{rank} joined after step {session.step}"

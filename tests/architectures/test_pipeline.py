@@ -13,6 +13,7 @@ from paceline.architectures.pipeline.stage import Stage
 from paceline.cli.job import stages_started
 from paceline.errors import MemberError, SpecError
 from paceline.models.units import units_of
+from paceline.protocol.pipeline import Pipe
 from paceline.record import RunFolder
 from paceline.testing import run_members
 from paceline.training import loop
@@ -197,10 +198,14 @@ def test_cuts_fit_the_memory_or_say_what_is_needed():
         cut(costs, memory_bytes=300, **options)
 
 
-def test_fewer_microbatches_wait_in_1f1b():
-    sizes = {"stages": 4, "microbatches": 8, "loops": 1}
-    assert [in_flight("1f1b", stage=s, **sizes) for s in range(4)] == [4, 3, 2, 1]
-    assert [in_flight("gpipe", stage=s, **sizes) for s in range(4)] == [8, 8, 8, 8]
+def test_fewer_microbatches_wait_in_1f1b_and_in_later_loops():
+    def held(**pipe):
+        made = Pipe(microbatches=8, **pipe)
+        return [in_flight(made, stage) for stage in range(made.stages)]
+
+    assert held(schedule="1f1b", workers=4) == [4, 3, 2, 1]
+    assert held(schedule="gpipe", workers=4) == [8, 8, 8, 8]
+    assert held(schedule="interleaved", workers=2, loops=2) == [4, 3, 2, 1]
 
 
 def test_a_launchers_workers_make_the_pipeline():

@@ -128,10 +128,16 @@ def _of_option(verb: str, parameter: Any) -> Iterator[Case]:
     name = max(parameter.opts, key=len)
     option, kind = name.removeprefix("--"), parameter.type_descriptor.annotation
     values = {int: NUMBERS, float: NUMBERS, Path: FILES}.get(kind, TEXTS)
+    base = _without(BASE[verb], parameter.opts)
     for what, value in values.items():
-        base = BASE[verb]
         before, after = (base, []) if "--" not in base else _around(base)
         yield Case(verb, option, what, (verb, *before, name, value, *after))
+
+
+def _without(base: list[str], flags: list[str]) -> list[str]:
+    """The same line without an option's own value: it takes one."""
+    places = [base.index(flag) for flag in flags if flag in base]
+    return [*base[: places[0]], *base[places[0] + 2 :]] if places else base
 
 
 def _around(base: list[str]) -> tuple[list[str], list[str]]:

@@ -44,3 +44,11 @@ def test_what_can_be_run_is_shown(capsys):
         main.main([*asked, "--dry-run"])
     assert stop.value.code == 0
     assert 'model = "resnet50"' in capsys.readouterr().out
+
+
+def test_a_paper_whose_samples_are_computed_takes_no_folder(tmp_path, capsys):
+    """`reproduce all --data-dir` names it for the others."""
+    with pytest.raises(SystemExit) as stop:
+        main.main(["reproduce", "p1-fig8", "--data-dir", str(tmp_path), "--dry-run"])
+    assert stop.value.code == 0
+    assert "data_dir" not in capsys.readouterr().out

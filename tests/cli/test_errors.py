@@ -18,6 +18,10 @@ def test_graphs_of_a_gpu_are_refused_where_there_is_none(in_empty_folder, capsys
     assert "leave --graph out" in capsys.readouterr().err
 
 
+STALE = "server:mode=bounded,staleness=0,staleness_aware=true"
+NOT_BUILT_IN = 'model: "nope" is not a built-in model.'
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -52,6 +56,26 @@ def test_graphs_of_a_gpu_are_refused_where_there_is_none(in_empty_folder, capsys
         (["train", "--workers", "2", "-a", "server:mode=async,update=worker"], "drift apart"),
         (["train", "absent.toml"], "there is no such file"),
         (["run", "absent.py"], "there is no file absent.py"),
+        (["run", "/tmp"], "SCRIPT: /tmp is a folder, and holds no __main__.py"),
+        (["train", "--steps", "5", "--steps", "3"], "--steps: it is given 2 times"),
+        (["train", "-a", "ring", "--architecture=server"], "--architecture: it is given 2 times"),
+        (["run", "-n", "2", "-n", "3", __file__], "--workers: it is given 2 times"),
+        (["train", "--balance"], "--balance: it divides each batch among workers"),
+        (["train", "-a", "single", "--balance"], "there is one worker"),
+        (["train", "--data-dir", "/tmp"], "shapes samples are computed here"),
+        (["train", "--data", "synthetic", "--data-dir", "/tmp"], "read from no folder"),
+        (
+            ["compare", "--architectures", "ring", "--workers", "2", "--data-dir", "/tmp"],
+            "read from no folder",
+        ),
+        (["train", "--workers", "2", "-a", STALE], "no gradient is stale"),
+        (["train", "--model", "nope"], NOT_BUILT_IN),
+        (["profile", "--model", "nope"], NOT_BUILT_IN),
+        (["predict", "--model", "nope", "-a", "ring", "--link", "1gbit"], NOT_BUILT_IN),
+        (["predict", "--model", "nope", "--device", "k80"], NOT_BUILT_IN),
+        (["predict", "--model", "nope", "--one-device", "50", "-a", "ring"], NOT_BUILT_IN),
+        (["advise", "--model", "nope"], NOT_BUILT_IN),
+        (["advise", "--model", "resnet5", "--device", "k80"], 'did you mean "resnet50"'),
         (["trian"], "train"),
         (["train", "--epochs", "inf"], "epochs = inf"),
         (["train", "--lr", "inf"], "learning_rate"),

@@ -34,10 +34,10 @@ for i in range(10**6):
 
 
 @contextmanager
-def launched(script: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def launched(script: str, *flags: str, out: str = "run") -> Iterator[subprocess.Popen[str]]:
     Path("script.py").write_text(script, encoding="utf-8")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", "--out", "run", *flags, "script.py"],
+        [sys.executable, "-m", "paceline", "run", "--out", out, *flags, "script.py"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -136,7 +136,7 @@ def small_disk(in_empty_folder):
 def test_a_full_disk_is_one_sentence_and_a_failed_run(small_disk):
     chatty = "import time\nprint('x' * 400_000)\ntime.sleep(300)\n"
     path = small_disk / "run"
-    with launched(chatty, "--out", str(path)) as launcher:
+    with launched(chatty, out=str(path)) as launcher:
         _, err = launcher.communicate(timeout=DEADLINE_SECONDS)
     assert launcher.returncode == 1
     assert err.splitlines()[-2:] == [

@@ -270,7 +270,7 @@ def test_devices_of_a_host_share_its_cable(fast_device):
         ({"one_device": -1.0}, "one_device = -1 is negative"),
         ({"model_size": "big"}, 'size "big" is not a size'),
         ({"architecture": spec.Replicated(), "workers": 1}, "replicated cannot be predicted yet"),
-        ({"model": "alexnett", "one_device": 5.0}, "are not known"),
+        ({"model": "alexnett", "one_device": 5.0}, 'did you mean "alexnet"'),
         ({"hosts": ({"workers": 3},)}, "the hosts hold 3 workers, and the cluster has 4"),
     ],
 )

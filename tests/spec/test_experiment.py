@@ -73,6 +73,10 @@ def test_a_file_is_read_and_written_back_the_same(tmp_path):
         ("architecture = 'server:staleness=2'", "no effect with mode = sync(.|\\n)*mode=bounded"),
         ("architecture = 'server:mode=async,staleness=2'", "staleness = 2 has no effect"),
         ("architecture = 'server:staleness_aware=true'", "mode=async or mode=bounded"),
+        (
+            "architecture = 'server:mode=bounded,staleness=0,staleness_aware=true'",
+            "no gradient is stale(.|\\n)*staleness=1 or more",
+        ),
         ("architecture = 'server:topk_fraction=0.1'", "write compression=topk"),
         ("architecture = 'server:mode=async,update=worker'", "weights would drift apart"),
         ("architecture = 'server:chunk=3'", "chunk = 3 is less than 64 bytes"),
@@ -122,6 +126,8 @@ def test_the_short_form_says_all(architecture):
 def test_another_mode_leaves_out_what_it_has_no_use_for():
     bounded = spec.Server(mode="bounded", staleness=2, staleness_aware=True, window=4)
     assert bounded.changed(mode="sync") == spec.Server(window=4)
+    in_step = spec.Server(mode="bounded", staleness=0, window=4)
+    assert bounded.changed(staleness=0) == in_step
     topk = spec.Server(compression="topk", topk_fraction=0.1)
     assert topk.changed(compression="none") == spec.Server()
     assert topk.changed(window=4).topk_fraction == 0.1

@@ -169,16 +169,7 @@ def _first_of_stages(
     return cut(
         [one.cost for one in measured],
         pieces=pipe.stages,
-        held=[
-            in_flight(
-                pipe.schedule,
-                stage=pipe.owner(stage),
-                stages=pipe.workers,
-                microbatches=pipe.microbatches,
-                loops=pipe.loops,
-            )
-            for stage in range(pipe.stages)
-        ],
+        held=[in_flight(pipe, stage) for stage in range(pipe.stages)],
         weight_factor=job.weight_factor,
         memory_bytes=None if limit is None else limit // pipe.loops,
     )
