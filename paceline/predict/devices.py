@@ -143,10 +143,15 @@ def profile_for(
 
 
 def _check_model(experiment: spec.Experiment, device: str) -> None:
-    """Refuse a model that is neither built in nor profiled, in the words of those who build it.
+    """Refuse a script, and a model that is neither built in nor profiled, in the words of those who
+    build it.
 
     They load torch, and are asked about those only of which nothing is known here.
     """
+    if experiment.workload.script is not None:
+        problem = "a script can be run, not predicted: nothing is known of its layers."
+        fix = "time it with `paceline run --profile FILE`, then `paceline predict --device FILE`."
+        raise SpecError("predict", problem, fix)
     model = experiment.workload.model
     is_sized = experiment.prediction.model_bytes is not None
     is_profiled = device.endswith(".json") and load_profile(Path(device)).model == model

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from paceline import record, spec
-from paceline.errors import SpecError
 from paceline.launch.faults import check_faults
 from paceline.predict.answer import Predicted, predict
 from paceline.predict.codecs import codec_of
@@ -48,10 +47,6 @@ def predicted(
 
 def check(experiment: spec.Experiment) -> Predicted:
     """Raise for what cannot be predicted, by predicting it."""
-    if experiment.workload.script is not None:
-        problem = "a script can be run, not predicted: nothing is known of its layers."
-        fix = "time it with `paceline run --profile FILE`, then `paceline predict --device FILE`."
-        raise SpecError("--on predict", problem, fix)
     check_faults(experiment)
     return predict(experiment)
 
