@@ -300,6 +300,7 @@ class SeatMachine(Chunks):
             actions += [Send(f"worker{worker}", Stop(reason, over=steps)), *self._forget(worker)]
             actions += self._drop((worker,), steps)
             self.roster.send_away(worker, steps)
+            actions += self._copy_again((worker,))
             self._losses.leave(steps)
             for slot in self._slots.values():
                 slot.seen.pop(worker, None)
@@ -322,7 +323,7 @@ class SeatMachine(Chunks):
             return []  # the workers tell what that means
         if self.roster.has_ended(worker):
             self.roster.depart(worker)
-            return self._rescue()
+            return [*self._forget(worker), *self._copy_again((worker,)), *self._rescue()]
         if self.rules.whole:
             return self._doubt((worker,))
         was_present, news = worker in self.roster.present, Gone(worker)

@@ -19,6 +19,7 @@ from paceline.protocol.actions import (
     Drop,
     Enter,
     Exit,
+    Fetch,
     FetchStates,
     Keep,
     KeepCopy,
@@ -65,13 +66,14 @@ SAMPLES = 13
 
 
 def make(workers, servers, chunks, *, whole=False, stops=False, **options):
-    """A plan in which every parameter is a chunk, and any worker may be lost; `whole`: from all
-    chunks of a step alike. `stops`: the job may be over by that, as it is where nobody asked for
-    another."""
-    parameters = [ParameterSize(name=f"p{i}", elements=16) for i in range(chunks)]
+    """A plan in which any worker may be lost; `whole`: from all chunks of a step alike. `stops`:
+    the job may be over by that, as it is where nobody asked for another. Every second parameter
+    spans two chunks, and the first of these holds the one before it too."""
+    sizes = [48 if index % 2 else 16 for index in range(chunks)]
+    parameters = [ParameterSize(name=f"p{i}", elements=size) for i, size in enumerate(sizes)]
     if not servers:
         options["placement"] = "colocated"
-    server = spec.Server(chunk="64B", **options)
+    server = spec.Server(chunk="128B", **options)
     shape = Shape(workers=workers, servers=servers, goes_on=whole)
     if workers_serve(server, shape) and why_no_second_homes(server, shape):
         shape = Shape(workers=workers, servers=servers)  # refused where others are to go on
@@ -90,7 +92,7 @@ class Trainer:
         self.script, self.steps, self.joins, self.is_new = script, steps, joins, joins
         self.taken = 0
         self.unmade, self.normed, self.stepped = set(), -1, True
-        self.fetched, self.states = -1, set()
+        self.fetched, self.states, self.settled = -1, set(), -1
         self.done = False
         self.book = CrewBook(() if joins else range(self.machine._plan.workers))
         self.shared = {}
@@ -102,12 +104,15 @@ class Trainer:
             self.joins = False
         return not self.joins
 
-    def compute(self, chunk):
+    def compute(self, chunk, rng):
         self.unmade.remove(chunk)
         mean, hold = (self.script.get(name, False) for name in ("mean", "touches"))
         crew = self.latest
         weight = len(part(crew, self.machine.worker)) * len(crew) / SAMPLES
-        self.member.tell(Ready(chunk, mean=mean, hold=hold, weight=weight))
+        inside = self.machine._plan.layout.chunks[chunk].parameters
+        few = rng.randrange(len(inside)) if self.script.get("skips") else 0
+        absent = tuple(sorted(rng.sample(inside, few)))
+        self.member.tell(Ready(chunk, absent=absent, mean=mean, hold=hold, weight=weight))
 
     def settle(self):
         """Do what the script does when it can: step, begin the next, or end."""
@@ -125,6 +130,8 @@ class Trainer:
         if self.machine.outstanding and not is_hasty:
             return
         if self.script.get("fetches") and not self.has_fetched():
+            return
+        if self.script.get("settles") and not self.has_settled():
             return
         if self.is_last():
             self.done = True
@@ -145,14 +152,28 @@ class Trainer:
             self.member.tell(FetchStates())
         return len(self.states) == self.chunks
 
+    def has_settled(self):
+        """Between two steps it asks for the weights, and waits for all of them."""
+        if self.settled < self.machine.step:
+            self.settled = self.machine.step
+            self.member.tell(Fetch())
+        if self.machine.outstanding:
+            return False
+        newest = min(self.machine._versions)
+        assert not self.names_steps or newest >= self.machine.step, "its own steps are not in them"
+        return True
+
     def divide(self):
         """The next step's samples are divided among those who are known to be there by now."""
         list(self.book.begin(self.machine.step))
 
     def is_last(self):
         """Where workers are waited for all end at the same step; else each makes its own number."""
-        named = self.machine._plan.rules.mode in ("sync", "bounded")
-        return (self.machine.step if named else self.taken) >= self.steps
+        return (self.machine.step if self.names_steps else self.taken) >= self.steps
+
+    @property
+    def names_steps(self):
+        return self.machine._plan.rules.waits_for_all
 
 
 def part(crew, worker):
@@ -215,6 +236,9 @@ class Network:
         self.works, self.notes, self.pushes = [], [], []
         self.versions = Counter()
         """Chunk -> updates done."""
+        self.absent, self.means = {}, {}
+        """What each gradient lacks, by chunk, worker and step; what nobody brought of the mean that
+        is answered with, by chunk and version."""
         self.machines = machines
         seats = {seat.member: index for index, seat in enumerate(plan.seats)}
         for name in {**{f"worker{w}": w for w in range(plan.workers)}, **seats}:
@@ -236,7 +260,7 @@ class Network:
     def post(self, source, to, sends):
         for send in sends:
             if isinstance(send.message, Answer):
-                assert send.message.version <= self.versions[send.message.chunk], "not done yet"
+                self.check_answer(send.message)
             self.flight.append(("message", source, to, send))
             self.carry(source, send)
             if isinstance(send.message, Push) and self.plan.rules.window is not None:
@@ -245,6 +269,11 @@ class Network:
                 heir = self.plan.seat_of(to)
                 assert to != source
                 assert (heir, send.message.push.chunk) not in self.served
+
+    def check_answer(self, answer):
+        chunk, version, is_pulled = answer.chunk, answer.version, answer.step < 0
+        assert version <= self.versions[chunk], "not done yet"
+        assert is_pulled or answer.absent == self.means.get((chunk, version), ())
 
     def carry(self, source, send):
         """What its payload says, at the moment it is sent: machines see none."""
@@ -293,6 +322,7 @@ class Network:
                 assert key not in self.kept, "a gradient was taken twice"
                 self.kept[key] = push
                 self.pushes.append(push)
+                self.absent[push.chunk, push.worker, push.step] = {*push.absent}
             case Drop():
                 push = self.forget(name, action.chunk, action.worker, action.step)
                 serves = (self.plan.seat_of(name), push.chunk) in self.served
@@ -308,8 +338,9 @@ class Network:
                 self.flight.append(("work", name, name, action))
             case Note():
                 self.notes.append(action.text)
-            case Normed():
-                self.trainers[name].normed = action.step
+            case Normed(step, norms):
+                assert list(norms) == [p.elements for p in self.plan.layout.parameters]
+                self.trainers[name].normed = step
             case KeepState(state):
                 self.trainers[name].states.add(state.chunk)
             case CrewChange():
@@ -340,8 +371,22 @@ class Network:
         if work.kind != "measure":
             self.versions[work.chunk] += 1
             self.served[self.plan.seat_of(name), work.chunk] += ((work.step, work.parts),)
-        norms = [1.0] if work.kind == "measure" else ()
+            self.check_absent(work)
+        norms = self.norms(work.chunk) if work.kind == "measure" else ()
         self.members[name].finished(work, norms)
+
+    def check_absent(self, work):
+        """No part of it brought these parameters."""
+        lacks = [self.absent[work.chunk, worker, step] for worker, step, _ in work.parts]
+        assert {*work.absent} == (set.intersection(*lacks) if lacks else set())
+        absent = work.absent if work.kind == "mean" else ()
+        self.means[work.chunk, self.versions[work.chunk]] = absent
+
+    def norms(self, chunk):
+        """As if every element were one."""
+        span, places = self.plan.layout.chunks[chunk], self.plan.layout.places
+        inside = [places[parameter] for parameter in span.parameters]
+        return [min(p.stop, span.stop) - max(p.start, span.start) for p in inside]
 
     # What happens.
 
@@ -372,7 +417,7 @@ class Network:
         else:
             name = makers[move - len(flight)]
             trainer = self.trainers[name]
-            trainer.compute(self.rng.choice(sorted(trainer.unmade)))
+            trainer.compute(self.rng.choice(sorted(trainer.unmade)), self.rng)
             self.stirred.add(name)
         return True
 
@@ -484,7 +529,13 @@ class Network:
                 unsent = sent[self.rng.randint(0, len(sent)) :]
                 self.flight = [f for f in self.flight if not any(f is one for one in unsent)]
             self.flight.append(("lost", name, to, None))
-        self.flight = [f for f in self.flight if f[2] != name]
+        self.flight = [f for f in self.flight if f[2] != name and not self.is_on_the_way(f, name)]
+
+    def is_on_the_way(self, flight, seat):
+        """A push to it, of which its worker is not told yet that it has departed."""
+        kind, source, _, what = flight
+        is_there = kind == "departed" and source in self.trainers
+        return is_there and self.members[source].worker.owner(what) == seat
 
     def chunks_of(self, seat):
         return [chunk for one, chunk in self.served if one == seat]

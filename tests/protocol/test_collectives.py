@@ -280,6 +280,14 @@ def test_a_sum_that_came_to_nothing_is_made_again_by_those_who_are_left():
     assert not machine.waits
 
 
+def test_a_sum_that_had_ended_counts_those_who_are_lost_since():
+    machine = AverageMachine((0, 1, 2), every=1)
+    machine.handle(Trained())
+    assert machine.handle(Remain((0, 1))) == []
+    assert machine.handle(Reduced(WEIGHTS, 3, 3)) == [Agree(0)]
+    assert machine.handle(Trained()) == [AllReduce(WEIGHTS, (0, 1), 2)]
+
+
 def test_one_alone_sums_only_for_an_outer_optimizer():
     alone = AverageMachine((0,), every=1, buffers=True, state=True)
     assert alone.handle(Trained()) == []

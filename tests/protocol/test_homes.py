@@ -33,6 +33,7 @@ from paceline.protocol.messages import (
     Join,
     Newcomer,
     Orphans,
+    Pull,
     Push,
     Rescue,
     Sealed,
@@ -83,8 +84,11 @@ def test_nobody_is_answered_before_one_worker_has_state_and_weights():
     keeper = int(copy.to[6:])
     assert copy.message == Copy(chunk, 1)
     assert answer == Send(f"worker{keeper}", Answer(chunk, 1, step=0), chunk)
-    (late,) = seat.handle(Copied(keeper, chunk, 1))
-    assert late.to == f"worker{1 - keeper}"
+    other = 1 - keeper
+    assert seat.handle(Pull(other, chunk, 1)) == []
+    late, pulled = seat.handle(Copied(keeper, chunk, 1))
+    assert late == Send(f"worker{other}", Answer(chunk, 1, step=0), chunk)
+    assert pulled == Send(f"worker{other}", Answer(chunk, 1), chunk)
 
 
 def test_a_worker_says_when_it_has_both_whichever_came_first():
@@ -129,8 +133,9 @@ def test_a_new_home_asks_who_has_the_newest_and_goes_on_from_there():
     asked = seat.handle(Orphans(1, (1,), older))
     assert asked == [Send("worker0", Rescue(first, 3)), Send("worker1", Rescue(second, 2))]
     assert seat.missing(first) == []
-    done = seat.handle(Handed(0, first, 3))
-    assert done[-1] == Send("worker1", Answer(first, 3, step=2), first), "it was updated already"
+    *_, told = seat.handle(Handed(0, first, 3, absent=(first,)))
+    answer = Answer(first, 3, absent=(first,), step=2)
+    assert told == Send("worker1", answer, first), "it was updated already"
     seat.handle(Handed(1, second, 2))
     for worker in (0, 1):
         seat.handle(Push(worker, second, 2, 2))
@@ -302,7 +307,9 @@ def test_a_worker_that_does_not_ask_again_is_caught():
 SCRIPTS = ["touches", "mean", "schedule", "fetches"]
 
 
-@pytest.mark.parametrize("script", [{}, *({name: True} for name in SCRIPTS)])
+@pytest.mark.parametrize(
+    "script", [{}, {"mean": True, "skips": True}, *({name: True} for name in SCRIPTS)]
+)
 def test_a_job_goes_on_wherever_a_server_is_lost(script):
     lose_a_server(script)
 
@@ -310,7 +317,8 @@ def test_a_job_goes_on_wherever_a_server_is_lost(script):
 def lose_a_server(script, machines=(ExchangeMachine, SeatMachine)):
     for seed in range(60):
         rng = random.Random(seed)
-        network = Network(rng, job(3, 3, 5), 5, machines=machines, **script)
+        plan = job(3, 3, 5, window=rng.choice([1, 2, 100]))
+        network = Network(rng, plan, 5, machines=machines, **script)
         while not all(
             network.weights.get((name, c)) for name in network.trainers for c in range(5)
         ):

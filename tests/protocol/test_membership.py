@@ -38,6 +38,7 @@ from paceline.protocol.messages import (
     AssignState,
     Chosen,
     Commit,
+    Copy,
     Cut,
     Doubt,
     Doubted,
@@ -395,6 +396,35 @@ def test_one_who_was_sent_away_is_told_so_once():
         Stop("the others have finished after 1 steps, and so has worker1.", over=1)
     ]
     assert seat.handle(late) == []
+
+
+def sent(actions, kind):
+    return [a.to for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
+
+
+def test_one_who_was_sent_away_keeps_nothing_for_the_others():
+    seat = SeatMachine(make(1, 2, 2, whole=True), 1)
+    for worker in (1, 2):
+        seat.handle(Admitted(worker=worker, generation=worker, step=0, crew=(0, 1, 2)))
+    for worker in range(3):
+        seat.handle(Push(worker, 1, 0, 0, generation=worker))
+    for told in (Sealed(0, 0), Leave(0, 1, 0, 1)):
+        seat.handle(told)
+    assert sent(seat.done(seat.take()), Copy) == ["worker1"]
+    turned_away = seat.handle(Push(1, 1, 1, 1, generation=1))
+    assert sent(turned_away, Stop) == ["worker1"]
+    assert sent(turned_away, Copy) == ["worker2"]
+
+
+def test_one_who_has_left_and_is_gone_keeps_nothing_for_the_others():
+    seat = SeatMachine(make(2, 2, 2, whole=True), 0)
+    for worker in range(2):
+        seat.handle(Push(worker, 0, 0, 0))
+    for told in (Sealed(1, 0), Leave(0, 1, 0, 1)):
+        seat.handle(told)
+    assert sent(seat.done(seat.take()), Copy) == ["worker0"]
+    gone = seat.handle(Lost("worker0"))
+    assert sent(gone, Copy) == sent(gone, Answer) == ["worker1"]
 
 
 def test_one_who_was_sent_away_does_not_miss_the_servers():

@@ -308,6 +308,11 @@ def test_those_ahead_hand_over_and_the_lost_part_is_counted():
     assert not regroup.refusal
 
 
+def test_they_go_on_with_the_step_of_who_is_furthest_and_divide_its_next_batch():
+    regroup = decide((0, 1, 2), {2}, [report(0, 7, next_step=4), report(1, 6, next_step=5, step=4)])
+    assert (regroup.step, regroup.since) == (4, 5)
+
+
 def test_without_one_who_keeps_the_sums_nobody_goes_on():
     regroup = decide((0, 1, 2), {2}, [report(0, 7, keeps=False), report(1, 6)])
     assert "has changed the gradients" in regroup.refusal
