@@ -127,7 +127,8 @@ def test_workers_of_uneven_hosts_go_at_their_own_pace_or_wait(tmp_path):
 
 
 def test_a_script_is_refused(tmp_path):
-    tables = {"engine": "predict", "workload": {"script": {"path": "train.py"}}}
+    workload = {"script": {"path": "train.py"}}
+    tables = {"engine": "predict", "architecture": "ring", "workload": workload}
     script = spec.from_tables(tables, "test")
     with pytest.raises(SpecError, match="a script can be run, not predicted"):
         engines.run(script, tmp_path / "run")
