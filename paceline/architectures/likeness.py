@@ -54,10 +54,10 @@ def are_other(mean: float, own: float, magnitude: float, dtype: torch.dtype) -> 
 def refuse_other(tensors: Sequence[Tensor], context: Context) -> None:
     """All weights at once, where a script is done with them: what it did by itself was in no
     exchange. Every worker calls it."""
-    identity = context.identity
-    if identity.workers == 1 or identity.goes_on:  # a mean is over all who began
-        return
     compared = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
+    identity = context.identity  # where others go on, a mean is still over all who began
+    if identity.workers == 1 or identity.goes_on or not compared:
+        return
     means = torch.stack([tensor.double().mean().cpu() for tensor in compared])
     sizes = [float(tensor.abs().mean()) for tensor in compared]
     everyones = context.mean(means)
