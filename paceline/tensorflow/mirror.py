@@ -88,7 +88,8 @@ def handed_over(tensor: Tensor) -> Array:
 
 
 def _copied(variable: Any) -> Tensor:
-    return to_torch(np.array(variable))
+    """In memory of its own: who has the array could read it there."""
+    return to_torch(np.asarray(variable)).clone()
 
 
 def _name(number: int, variable: Any) -> str:
