@@ -115,7 +115,7 @@ class Crew:
         self._inbox: deque[Event] = deque()
         self._heard = {identity.rank}
         self._regroup: Regroup | None = None
-        self._is_over = self._closing = False
+        self._is_over = self._closing = self._has_ended = False
         self._failure: PacelineError | None = None
         self._post: StreamPost[Message] = StreamPost(
             identity.name, Here | Report | Done | GaveUp, JobKey(identity.key)
@@ -187,8 +187,14 @@ class Crew:
         if why:
             self._inbox.append(GiveUp(why))
         self._closing = True
-        self._post.wake()
+        self._wake()
         self._thread.join(timeout=5.0)
+
+    def _wake(self) -> None:
+        """Have the watching thread look up, if it has not seen for itself that it is to end."""
+        with self._changed:
+            if not self._has_ended:
+                self._post.wake()
 
     def _stop(self, progress: Progress, *, is_done: bool) -> None:
         stopped = Stopped(
@@ -203,7 +209,7 @@ class Crew:
             is_done,
         )
         self._inbox.append(stopped)
-        self._post.wake()
+        self._wake()
 
     def _take(self) -> Regroup:
         regroup, self._regroup = self._regroup, None
@@ -248,6 +254,7 @@ class Crew:
         except OSError as error:
             self._failure = ExchangeError(f"the other workers cannot be watched: {error}")
         with self._changed:
+            self._has_ended = True
             self._changed.notify_all()
         self._post.close()
 
