@@ -75,9 +75,9 @@ def writes(function: Any) -> bool:
 
 
 def is_known_elsewhere(tensor: Tensor) -> bool:
-    """It lies in memory that is not torch's alone, of an array or shared with other processes: who
-    reads it there would no longer see it change."""
-    if tensor.device.type != "cpu":
+    """It lies in memory that is neither torch's alone nor ours, of an array or shared with other
+    processes: who reads it there would no longer see it change."""
+    if tensor.device.type != "cpu" or isinstance(tensor, Watched):
         return False
     return tensor.is_shared() or not tensor.untyped_storage().resizable()
 
