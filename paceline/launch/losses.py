@@ -44,6 +44,8 @@ class Losses:
         self._lives = self._begun()
         self.let_be: dict[str, float] = {}
         """Lost members without whom the others go on, and when each ended."""
+        self._spoke: Ending | None = None
+        """Of the last of these that spoke for all, by an error of its own."""
 
     def _begun(self) -> int:
         return sum(event.kind == BEGUN for event in self._folder.events())
@@ -59,6 +61,8 @@ class Losses:
         able = self._have_second_homes(news) and all(map(self._can_be_done_without, news))
         if workers and able and self._begun() > self._lives:
             for one in sorted(news, key=lambda one: one.name):
+                if one.status > 0 and worker_of(one.name) == self._speaker():
+                    self._spoke = one
                 self.let_be[one.name] = one.time
                 how = MemberError(one.name, one.status, one.lines).brief
                 # Who comes later asks worker 0 for its place.
@@ -70,6 +74,11 @@ class Losses:
                 self.to_start += [] if newcomer is None else [newcomer]
             return []
         return news if any(map(_has_own_reason, news)) else [*self._newest(failed, news), *news]
+
+    def _speaker(self) -> int | None:
+        """The worker that does what is done once for all."""
+        left = (rank for rank in range(self._founders) if f"worker{rank}" not in self.let_be)
+        return min(left, default=None)
 
     def _newest(self, failed: Sequence[Ending], news: Sequence[Ending]) -> list[Ending]:
         """Whom those who failed now may have lost, when nothing else is known to have gone wrong:
@@ -91,7 +100,11 @@ class Losses:
         return rank is None or rank >= self._founders or one.status != SpecError.exit_status
 
     def record(self, dilation: float) -> None:
-        """The others have ended well: have in the record whom they had no more steps to miss in."""
+        """The others have ended well: have in the record whom they had no more steps to miss in.
+
+        MemberError where it was the one that spoke for all, by an error behind its last step: what
+        it does once for all, as saving the weights, nobody did.
+        """
         told = {event.member for event in self._folder.events() if event.kind == "lost"}
         for name, moment in self.let_be.items():
             if name in told:
@@ -103,6 +116,13 @@ class Losses:
                 if member.name == name:
                     member.status = "lost"
                     self._folder.write_member(member)
+        if self._spoke is not None and self._has_done_all_steps(self._spoke.name):
+            raise MemberError(self._spoke.name, self._spoke.status, self._spoke.lines)
+
+    def _has_done_all_steps(self, name: str) -> bool:
+        names = [f"worker{rank}" for rank in range(self._founders)]
+        last = {one: steps[-1].step for one in names if (steps := self._folder.steps(one))}
+        return last.get(name, -1) >= max(last.values(), default=-1)
 
 
 def _has_own_reason(one: Ending) -> bool:

@@ -130,6 +130,36 @@ def test_what_nobody_can_do_without_ends_the_job(begun, death, others):
     assert losses.fatal([death], others) == [death]
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "steps", "ends_it"),
+    [
+        ("worker0", 1, 3, True),
+        ("worker0", 1, 2, False),
+        ("worker0", -9, 3, False),
+        ("worker1", 1, 3, False),
+    ],
+    ids=["saving", "training", "killed", "another"],
+)
+def test_who_speaks_for_all_and_fails_behind_the_last_step_ends_the_job(
+    begun, name, status, steps, ends_it
+):
+    folder, begin = begun
+    for worker in ("worker0", "worker1"):
+        folder.write_member(Member(name=worker, role="worker", host="h"))
+        taken = range(steps if worker == name else 3)
+        times = {"start_seconds": 0.0, "end_seconds": 1.0, "breakdown_seconds": {}, "samples": 1}
+        folder.write_steps(worker, [Step(step=step, **times) for step in taken])
+    losses = Losses(folder, lambda text: None)
+    begin()
+    left = [other for other in ("worker0", "worker1", "server0") if other != name]
+    assert losses.fatal([a_death(name, status=status)], left) == []
+    if not ends_it:
+        losses.record(1.0)
+        return
+    with pytest.raises(MemberError, match="worker0 exited 1"):
+        losses.record(1.0)
+
+
 def test_nobody_starts_in_the_place_of_the_lost_without_worker_0_to_ask(begun):
     folder, begin = begun
     newcomers = [MemberCommand(name=f"worker{rank}", argv=(), environment={}) for rank in (3, 4)]
