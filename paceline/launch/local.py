@@ -52,6 +52,7 @@ def supervise(
                 started(command.name, members.start(command))
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError("run", deadline_seconds or 0.0, members.silent)
+        members.raise_first_cause()  # the last may have failed since it was looked at
 
 
 def share_cores(workers: int) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.architectures.collective import Collective, connect
 from paceline.architectures.elastic import Regrouped
-from paceline.errors import SpecError
+from paceline.errors import ExchangeError, SpecError
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
@@ -41,6 +41,7 @@ class Everyone:
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
         self._session.close_to_newcomers(why)
+        self._refuse_after_a_loss()
         together = self._together()
         while True:
             total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
@@ -48,6 +49,18 @@ class Everyone:
             with contextlib.suppress(Regrouped):
                 together.finish()
                 return (total / together.summed).to(value.device, value.dtype)
+
+    def _refuse_after_a_loss(self) -> None:
+        """Where those who are left do not form a group of their own, one who is lost would be
+        waited for."""
+        session = self._session
+        lost = set(range(session.workers)) - set(session.members)
+        if lost and not session.survivors.go_on:
+            names = " and ".join(f"worker{rank}" for rank in sorted(lost))
+            raise ExchangeError(
+                f"{names} was lost, and here mean() and barrier() are over all who began: "
+                "leave them to scripts that nobody is lost in, or write architecture ring."
+            )
 
     def from_first(self, text: str) -> str:
         """The `text` of the first worker that is there, on all that are; not a long one. All call

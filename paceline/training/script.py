@@ -92,7 +92,7 @@ def rank() -> int:
 
 
 def workers() -> int:
-    """How many workers train."""
+    """How many workers began the job; one that is lost still counts."""
     return current().workers
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from paceline.errors import DeadlineError, MemberError
-from paceline.launch import MemberCommand, reserve, share_cores, supervise
+from paceline.launch import MemberCommand, local, reserve, share_cores, supervise
 
 
 def member(
@@ -191,3 +191,20 @@ def test_a_reserved_port_is_nobody_elses_until_it_is_named() -> None:
             other.close()
         with socket.create_server(address) as listener:  # reuses, as torch's store does
             assert listener.getsockname() == address
+
+
+def test_one_that_fails_between_two_looks_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output ends before it does: all may be done by the time that is asked, and it was alive
+    when failures were looked for."""
+    look, looks = local._Members.raise_first_cause, list[str]()
+
+    def look_before_the_end(members: local._Members) -> None:
+        if members.done and not looks:
+            looks.append("too early")
+        else:
+            look(members)
+
+    monkeypatch.setattr(local._Members, "raise_first_cause", look_before_the_end)
+    with pytest.raises(MemberError, match="worker0 exited 7"):
+        run(member("worker0", "exit 7"))
+    assert looks == ["too early"]
