@@ -168,6 +168,7 @@ class Pass(Iterator[Any]):
             finally:
                 clock.enter("other")
             if self._session.workers == 1 or self._hand_over(portion):
+                self._session.hand_samples(portion.own)
                 return portion.batch
 
     def _hand_over(self, portion: Portion) -> bool:

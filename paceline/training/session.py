@@ -85,7 +85,7 @@ class Session:
         self.everyone = Everyone(self)
         self.survivors = Survivors(self)
         self.positions = Positions(self)
-        self._trained_samples = 0
+        self._trained_samples = self._handed_samples = 0
         self._sharded = 0
         self.shares_batches = False
         """It trains on batches that are divided among those who are there."""
@@ -383,7 +383,15 @@ class Session:
 
     @property
     def samples_of_step(self) -> int:
-        return self._passes[-1].samples if self._passes else 0
+        if not self._passes:
+            return 0
+        passes = self._passes[-1]
+        return passes.samples if passes.is_called or self.step == 0 else self._handed_samples
+
+    def hand_samples(self, count: int) -> None:
+        """So many are in the batch that a loader hands to the script."""
+        if self.is_training and torch.is_grad_enabled():
+            self._handed_samples += count
 
     @property
     def is_training(self) -> bool | None:
@@ -449,6 +457,9 @@ class Session:
         in_evaluation = self._passes[-1].trains_in_evaluation
         training = self._trained[-1].model.training
         samples = self._passes[-1].take_samples(is_training=training)
+        handed, self._handed_samples = self._handed_samples, 0
+        if not self._passes[-1].is_called:
+            samples = handed
         entry = self.clock.end_step(self.step, samples)
         if self._passes[-1].trains_in_evaluation and not in_evaluation:
             text = f"from step {self.step} on it trains in evaluation mode: {EVALUATING}"

@@ -1,7 +1,7 @@
 """The model's own calls, seen by the clock: mixed into the model, so that the loop stays as it was.
 
 A script that never calls its model as a whole (`model.encode(x)`) trains as well; its forward time
-then counts as other work.
+then counts as other work, and its samples are those that its sharded loader handed out.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,12 @@ class Passes:
         """The script trains a model that is in evaluation mode: on purpose, to keep the statistics
         of batch norm, or because `model.train()` was forgotten."""
         self._evaluated = 0
+        self.is_called = False
+        """As a whole, ever; else it tells of no samples."""
 
     def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.clock.enter("forward")
+        self.is_called = True
         self.samples += self._length(arguments, named)
 
     def end(self) -> None:
@@ -37,6 +40,7 @@ class Passes:
     def evaluate(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A pass in evaluation mode begins; if the optimizer steps on it, it was training."""
         self.clock.enter(EVALUATION)
+        self.is_called = True
         self._evaluated = self._length(arguments, named) if torch.is_grad_enabled() else 0
 
     def take_samples(self, *, is_training: bool) -> int:
