@@ -31,8 +31,13 @@ class Worker:
         self.shares_batches = False
         self.closed: list[str] = []
         """Why nobody can join, as it was said."""
+        self.samples = 0
+        """In all batches that were handed out."""
         self.identity = SimpleNamespace(servers=0)
         self.positions = Positions(self)
+
+    def hand_samples(self, count: int) -> None:
+        self.samples += count
 
     @property
     def sharing(self) -> tuple[int, ...]:
