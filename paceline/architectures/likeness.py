@@ -58,7 +58,7 @@ def refuse_other(tensors: Sequence[Tensor], context: Context) -> None:
     identity = context.identity  # where others go on, a mean is still over all who began
     if identity.workers == 1 or identity.goes_on or not compared:
         return
-    means = torch.stack([tensor.double().mean().cpu() for tensor in compared])
+    means = torch.stack([tensor.mean(dtype=torch.float64).cpu() for tensor in compared])
     sizes = [float(tensor.abs().mean()) for tensor in compared]
     everyones = context.mean(means)
     for tensor, mean, own, size in zip(compared, everyones, means, sizes, strict=True):

@@ -20,6 +20,7 @@ from paceline.architectures.base import Context
 from paceline.architectures.group import ULFM, missing_at
 from paceline.architectures.looking import pause
 from paceline.errors import MissingError, SpecError
+from paceline.launch.mpirun import check_world
 
 SUMMABLE = (torch.float32, torch.float64)
 """Types that MPI and numpy know too."""
@@ -32,7 +33,7 @@ class MpiCollective:
         self._finalizes = "mpi4py.MPI" not in sys.modules  # else whoever loaded it does
         self._mpi = _import_mpi()
         self._communicator = self._mpi.COMM_WORLD.Dup()
-        self._check_members(context)
+        check_world(self._communicator.Get_size(), context.identity.workers)
         version = self._mpi.Get_library_version().partition(",")[0].strip()
         context.note(f"gradients or weights travel over MPI ({version})")
         self._communicator.Set_errhandler(self._mpi.ERRORS_RETURN)
@@ -143,13 +144,6 @@ class MpiCollective:
     def _raise_unless_lost(self, error: Any) -> None:
         if error.Get_error_class() not in (self._mpi.ERR_PROC_FAILED, self._mpi.ERR_REVOKED):
             raise error
-
-    def _check_members(self, context: Context) -> None:
-        size, workers = self._communicator.Get_size(), context.identity.workers
-        if size != workers:
-            problem = f"MPI knows {size} process{'es' * (size > 1)}, the job has {workers} workers."
-            fix = f"start it with `mpirun -n {workers} paceline …`, without --workers or servers."
-            raise SpecError("backend = mpi", problem, fix)
 
 
 def _on_host(flat: Tensor) -> Tensor:

@@ -43,11 +43,16 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
 
 def check_backend(experiment: spec.Experiment) -> None:
     """Raise SpecError for workers over MPI that we would start ourselves: each would be alone in
-    its own world there (what `MpiCollective` says of any world that does not fit, before a start).
-    """
-    kind, workers = experiment.architecture, experiment.cluster.workers
-    if isinstance(kind, spec.Ring | spec.Average) and kind.backend == "mpi" and workers > 1:
-        problem = f"MPI knows 1 process, the job has {workers} workers."
+    its own world."""
+    kind = experiment.architecture
+    if isinstance(kind, spec.Ring | spec.Average) and kind.backend == "mpi":
+        check_world(1, experiment.cluster.workers)
+
+
+def check_world(size: int, workers: int) -> None:
+    """Raise SpecError where MPI knows other processes than this job's workers."""
+    if size != workers:
+        problem = f"MPI knows {size} process{'es' * (size > 1)}, the job has {workers} workers."
         fix = f"start it with `mpirun -n {workers} paceline …`, without --workers or servers."
         raise SpecError("backend = mpi", problem, fix)
 
