@@ -31,9 +31,10 @@ from strangers import Port
 from torch import nn
 
 from paceline import architectures, data, spec
+from paceline.builtin import loop
 from paceline.record import RunFolder
+from paceline.session import start
 from paceline.testing import run_members
-from paceline.training import entering, loop
 from paceline.wire import JobKey
 from paceline.wire.handshake import Caller
 
@@ -187,7 +188,7 @@ def _under_mpirun(kind: Kind, folder: Path) -> list[dict[str, Any]]:
 def be_worker(folder: Path) -> None:
     """Under mpirun: as any script of a user's."""
     torch.set_num_threads(1)
-    session = entering.init()
+    session = start.init()
     result = train_on(session, folder)
     (folder / f"result{session.rank}").write_bytes(msgspec.msgpack.encode(result))
 

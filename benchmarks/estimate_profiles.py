@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import models
-from paceline.models.profiling import FoundLayer, layers_in_order
+from paceline.compute.profiling import FoundLayer, layers_in_order
 from paceline.predict.devices import NETWORKS, Network, NetworkLayer, overhead_seconds, spread
 from paceline.spec.profile import SHIPPED, DeviceProfile, save_profile
 

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from paceline import models
-from paceline.models.units import Row, units_of
+from paceline.compute.units import Row, units_of
 from paceline.predict.pipeline_step import UNITS, ModelUnits
 
 

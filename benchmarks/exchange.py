@@ -27,17 +27,17 @@ import torch
 import torch.distributed as dist
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.host_sums import HostCollective
-from paceline.architectures.meeting import Meeting
-from paceline.architectures.server.exchange import setup
-from paceline.architectures.server.exchange.memory import Piece
-from paceline.architectures.server.exchange.plan import Exchanged
+from paceline.architectures.hybrid.host_sums import HostCollective
+from paceline.collectives.context import Context
+from paceline.collectives.notes import Meeting
+from paceline.compute.memory import keep_freed_memory
 from paceline.launch import Identity
 from paceline.launch.local import share_cores
-from paceline.models.memory import keep_freed_memory
 from paceline.protocol.actions import Ready
 from paceline.protocol.buckets import HYBRID_BUCKET_BYTES
+from paceline.served import setup
+from paceline.served.memory import Piece
+from paceline.served.shapes import Exchanged
 from paceline.telemetry import StepClock
 
 EXCHANGES = ("memcpy", "gloo", "server-shm", "server-shm-copied", "hybrid", "server-tcp", "mpi")

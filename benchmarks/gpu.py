@@ -34,11 +34,11 @@ import torch
 from torch.nn import functional
 
 from paceline import data, engines, record, spec
+from paceline.builtin import loop, optimizers
 from paceline.errors import PacelineError
 from paceline.launch import identify
 from paceline.record import RunFolder
-from paceline.training import loop, optimizers
-from paceline.training.session import Session
+from paceline.session.session import Session
 
 Row = dict[str, Any]
 

@@ -29,7 +29,7 @@ import recovery_peers
 from paceline import engines, spec
 from paceline.bench import drill
 from paceline.errors import PacelineError, SpecError
-from paceline.launch.losses import check_on_loss
+from paceline.launch.failures import check_on_loss
 from paceline.record import Event, RunFolder
 from paceline.record.lives import RESTART
 

@@ -28,8 +28,8 @@ from besieged import GROWTH_FILES, QUIET_SECONDS
 from siege import GROWTH_BYTES, asked, attack
 from strangers import Port
 
+from paceline.diagnose.doctor import Examination, examine, gather
 from paceline.launch import Identity
-from paceline.launch.doctor import Examination, examine, gather
 from paceline.launch.rendezvous import meet
 
 SECONDS = 3000.0

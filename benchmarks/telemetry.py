@@ -22,10 +22,10 @@ import torch
 from torch.nn import functional
 
 from paceline import models, spec
+from paceline.builtin import optimizers
 from paceline.record import RunFolder
-from paceline.training import optimizers
-from paceline.training.entering import init
-from paceline.training.session import Session
+from paceline.session.session import Session
+from paceline.session.start import init
 
 TARGET_FRACTION = 0.01
 SETTINGS = {"tutorial-cnn": ((3, 32, 32), 32), "resnet50": ((3, 32, 32), 32)}

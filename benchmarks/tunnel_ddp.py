@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline import spec
-from paceline.architectures.group import join, leave
-from paceline.models.emulated import model_for
+from paceline.collectives.group import join, leave
+from paceline.compute.emulated import model_for
 from paceline.record import RunFolder
-from paceline.training.session import Session
+from paceline.session.session import Session
 
 
 def main() -> None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.training.entering import init
-    from paceline.training.script import (
+    from paceline.session.calls import (
         barrier,
         clip_grad_norm_,
         distribute,
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
         settle,
         workers,
     )
-    from paceline.training.sharding import shard
+    from paceline.session.loader.sharding import shard
+    from paceline.session.start import init
 
 __all__ = [
     "__version__",
@@ -46,10 +46,10 @@ __all__ = [
     "workers",
 ]
 
-_ELSEWHERE = {"init": "paceline.training.entering", "shard": "paceline.training.sharding"}
+_ELSEWHERE = {"init": "paceline.session.start", "shard": "paceline.session.loader.sharding"}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute '{name}'")
-    return getattr(import_module(_ELSEWHERE.get(name, "paceline.training.script")), name)
+    return getattr(import_module(_ELSEWHERE.get(name, "paceline.session.calls")), name)

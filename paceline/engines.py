@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline import spec
+from paceline.diagnose.watching import watch
 from paceline.errors import SpecError, suggest
 from paceline.launch import Output, check_container, inside, joining, mpirun, reserve
+from paceline.launch.failures import check_on_loss
 from paceline.launch.faults import Faults, check_faults
-from paceline.launch.losses import check_on_loss
 from paceline.launch.restarts import live
-from paceline.launch.watching import watch
 from paceline.protocol import plan
 from paceline.record import RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
@@ -99,7 +99,7 @@ def here(
     progress: Progress,
 ) -> RunFolder:
     """Real processes on this machine."""
-    from paceline.training.jobs import local_commands, newcomer_commands
+    from paceline.session.commands import local_commands, newcomer_commands
 
     if experiment.cluster.launcher == "ray":
         return _on_ray(experiment, path, output, progress)
@@ -145,7 +145,7 @@ def _on_ray(
 ) -> RunFolder:
     """The same processes, placed on a Ray cluster."""
     from paceline.launch import ray
-    from paceline.training.jobs import ray_commands
+    from paceline.session.commands import ray_commands
 
     cluster = experiment.cluster
     members = cluster.workers + experiment.num_servers

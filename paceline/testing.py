@@ -28,8 +28,8 @@ from paceline.errors import DeadlineError, MemberError, MissingError
 from paceline.launch import Identity, to_environment
 from paceline.launch.interfaces import ELSEWHERE, source_towards
 from paceline.record import RunFolder
-from paceline.training import entering
-from paceline.training.jobs import local_identities
+from paceline.session import start
+from paceline.session.commands import local_identities
 
 _PRELOAD = ["paceline.testing", "paceline.models", "paceline.data", "torch._dynamo"]
 """torch._dynamo takes two seconds to import, and the first optimizer of a process imports it."""
@@ -167,7 +167,7 @@ def _be_member(
     os.environ.update({**to_environment(identity), **architectures.to_environment(options)})
     torch.set_num_threads(1)
     try:
-        session = entering.init()
+        session = start.init()
         result = function(session, *arguments)
         session.close()
         pipe.send((None, result, time.monotonic()))

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline import data
-from paceline.training.session import Session
-from paceline.training.sharding import gradient_scale
+from paceline.session.loader.sharding import gradient_scale
+from paceline.session.session import Session
 
 STEPS, GLOBAL_BATCH, SAMPLES = 50, 24, 240
 

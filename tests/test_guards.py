@@ -15,13 +15,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "paceline"
 
 LAYERS = [
-    "errors", "units", "spec", "record", "protocol", "wire", "models", "data", "telemetry",
-    "launch", "architectures", "training", "tensorflow", "predict", "tunnel", "engines", "bench",
-    "explain", "report", "cli", "testing",
+    "errors", "units", "spec", "record", "protocol", "wire", "models", "compute", "data",
+    "telemetry", "launch", "diagnose", "collectives", "autograd", "served", "architectures",
+    "session", "builtin", "tensorflow", "predict", "tunnel", "engines", "bench", "explain",
+    "report", "cli", "testing",
 ]  # fmt: skip
 """Lowest first: a part may import itself and what stands before it."""
 
-TORCH_FREE = ["errors", "units", "spec", "record", "protocol", "telemetry", "launch", "predict"]
+TORCH_FREE = [
+    "errors", "units", "spec", "record", "protocol", "telemetry", "launch", "diagnose", "predict",
+]  # fmt: skip
 
 
 def parts() -> list[str]:

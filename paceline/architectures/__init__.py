@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from paceline import spec
-from paceline.architectures.base import Architecture, Context
+from paceline.architectures.base import Architecture
+from paceline.collectives.context import Context
 
 TABLE: dict[str, str] = {
     "single": "paceline.architectures.single:SingleArchitecture",

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.collective import Collective, Packed, connect, flatten, start_equal
-from paceline.architectures.elastic import Regrouped
-from paceline.architectures.gradients import uncompiled
-from paceline.architectures.group import ended_early
-from paceline.architectures.mixing import mix_in
-from paceline.architectures.trained import Trained
+from paceline.autograd.gradients import uncompiled
+from paceline.autograd.mixing import mix_in
+from paceline.autograd.trained import Trained
+from paceline.collectives.collective import Collective, Packed, connect, flatten, start_equal
+from paceline.collectives.context import Context
+from paceline.collectives.elastic import Regrouped
+from paceline.collectives.group import ended_early
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
 from paceline.protocol.collectives import (

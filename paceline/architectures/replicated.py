@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.trained import Trained
+from paceline.autograd.trained import Trained
+from paceline.collectives.context import Context
+from paceline.compute.batchwise import batchwise_layers, unlike_single
 from paceline.data.sampling import split
 from paceline.errors import SpecError
-from paceline.models.batchwise import batchwise_layers, unlike_single
 
 WHERE = "architecture replicated"
 

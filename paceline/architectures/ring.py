@@ -1,9 +1,10 @@
 """`ring`: synchronous all-reduce of gradients, bucketed and overlapped with backward."""
 
 from paceline import spec
-from paceline.architectures.base import Architecture, Context
-from paceline.architectures.buckets import BucketedArchitecture
-from paceline.architectures.collective import connect
+from paceline.architectures.base import Architecture
+from paceline.autograd.buckets import BucketedArchitecture
+from paceline.collectives.collective import connect
+from paceline.collectives.context import Context
 from paceline.protocol.buckets import RING_BUCKET_BYTES
 
 

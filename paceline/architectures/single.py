@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.trained import Trained
+from paceline.autograd.trained import Trained
+from paceline.collectives.context import Context
 
 
 class SingleArchitecture:

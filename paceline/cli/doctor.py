@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from paceline.diagnose.doctor import Examination, Facts, Finding
     from paceline.launch import Identity
-    from paceline.launch.doctor import Examination, Facts, Finding
 
 SETTINGS = {
     "epilog": "Examples: paceline doctor · mpirun -n 4 paceline doctor · "
@@ -37,9 +37,9 @@ def command(
 ) -> None:
     """Examine this host, or all members: network, clocks, versions, cores, memory, rights."""
     from paceline.cli import console
+    from paceline.diagnose.doctor import Needs, findings
     from paceline.errors import SpecError, suggest
     from paceline.launch import parse_container
-    from paceline.launch.doctor import Needs, findings
     from paceline.units import parse_bytes, parse_seconds
 
     if on not in ("here", "tunnel"):
@@ -74,7 +74,8 @@ def _examine(
     """Who this process is among the members, and what they found."""
     import msgspec
 
-    from paceline.launch import Identity, doctor, hosts, identify, meet
+    from paceline.diagnose import doctor
+    from paceline.launch import Identity, hosts, identify, meet
 
     if asked_hosts:
         identity = hosts.from_hosts(asked_hosts, port, os.environ)
@@ -94,7 +95,7 @@ def _examine(
 
 
 def _facts(identity: "Identity") -> "Facts":
-    from paceline.launch import doctor
+    from paceline.diagnose import doctor
     from paceline.launch.containers import ENGINES
     from paceline.tunnel.namespaces import missing_rights
 
@@ -107,7 +108,8 @@ def _examine_here(workers: int, deadline_seconds: float) -> "Examination":
     import secrets
     from concurrent.futures import ThreadPoolExecutor
 
-    from paceline.launch import Identity, doctor
+    from paceline.diagnose import doctor
+    from paceline.launch import Identity
 
     key = secrets.token_hex(32)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(workers) as pool:
@@ -143,7 +145,7 @@ def _listening(identity: "Identity") -> "Iterator[tuple[Identity, socket.socket 
     if identity.members == 1:
         yield identity, None
     elif identity.store_is_kept:
-        from paceline.training.checkup import listening_beside_store
+        from paceline.session.checkup import listening_beside_store
 
         with listening_beside_store(identity) as known:
             yield known

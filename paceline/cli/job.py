@@ -19,8 +19,8 @@ from paceline.cli.streams import MemberStreams
 from paceline.errors import MemberError, MissingError, SpecError, suggest
 from paceline.explain import conclude
 from paceline.launch import Identity, identify, joining, parse_container
+from paceline.launch.failures import check_on_loss
 from paceline.launch.identity import ON_LOSS, TORCH_VARIABLES
-from paceline.launch.losses import check_on_loss
 from paceline.predict.advice import choose
 from paceline.record import RunFolder, Summary, checkpoints
 from paceline.record.entries import NOT_FINITE
@@ -224,8 +224,8 @@ def _as_seen(error: MemberError, experiment: spec.Experiment, path: Path) -> Mem
 
 def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -> None:
     """Take part in a job that a foreign launcher started; one worker prints the answer."""
-    from paceline.training.entering import current
-    from paceline.training.member import train_here
+    from paceline.builtin.member import train_here
+    from paceline.session.start import current
 
     identity = _as_started(experiment)
     experiment = spec.replace(experiment, workers=identity.workers, servers=identity.servers)
@@ -256,7 +256,7 @@ def run_as_member(experiment: spec.Experiment) -> None:
 
 def join(experiment: spec.Experiment, target: str, given: Sequence[str]) -> NoReturn:
     """Become the script, as one more worker of a job that runs."""
-    from paceline.training.joining import check as check_joins
+    from paceline.session.joining import check as check_joins
 
     if given:
         problem = f"--{given[0]} does not go with it: a worker that joins does as the others do."

@@ -91,8 +91,8 @@ def _measure(
 
     from paceline import models
     from paceline.cli import console
+    from paceline.compute import profiling
     from paceline.errors import MissingError, SpecError
-    from paceline.models import profiling
     from paceline.spec.profile import DeviceProfile
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -97,8 +97,8 @@ def _profile(
     from paceline import spec
     from paceline.cli import console, job
     from paceline.errors import SpecError
+    from paceline.session.observers.script_profile import VARIABLE
     from paceline.spec.profile import load_profile
-    from paceline.training.script_profile import VARIABLE
     from paceline.units import format_bytes, format_seconds
 
     if given:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import DeadlineError, Interrupted
+from paceline.launch.failures import Losses
 from paceline.launch.interruption import INTERRUPT_SECONDS, Interruption
-from paceline.launch.losses import Losses
+from paceline.launch.last_words import LastWords, ending, first_cause, is_settled
 from paceline.launch.process import MemberCommand, Output, Process, end_all
-from paceline.launch.words import LastWords, ending, first_cause, is_settled
 
 TURN_SECONDS = 0.1
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from paceline.launch.interruption import SIGNALS
-from paceline.launch.words import LastWords
+from paceline.launch.last_words import LastWords
 from paceline.record import cannot_write
 
 PR_SET_PDEATHSIG = 1

@@ -21,6 +21,7 @@ import msgspec
 from paceline.errors import DeadlineError, Interrupted, MemberError, MissingError
 from paceline.launch.identity import Identity, from_paceline, to_environment
 from paceline.launch.interruption import INTERRUPT_SECONDS, Interruption
+from paceline.launch.last_words import LastWords, ending, first_cause, is_settled
 from paceline.launch.ports import reserve
 from paceline.launch.process import (
     GRACE_SECONDS,
@@ -30,7 +31,6 @@ from paceline.launch.process import (
     end_all,
     open_log,
 )
-from paceline.launch.words import LastWords, ending, first_cause, is_settled
 
 PLACE_SECONDS = 60.0
 POLL_SECONDS = 0.2

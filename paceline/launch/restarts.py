@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from paceline.errors import MemberError, UserError
-from paceline.launch.losses import way_out
+from paceline.launch.failures import way_out
 from paceline.record import Event, RunFolder
 from paceline.record.lives import RESTART
 

@@ -1,7 +1,7 @@
 """What compression leaves of a gradient, and what making it smaller costs.
 
 Rates are of whole gradients, on one core: chunks of 256 KiB, 2026-11-16, by the codecs of
-`architectures/compression.py`. Answers carry whole weights whatever the codec.
+`served/compression.py`. Answers carry whole weights whatever the codec.
 """
 
 import msgspec

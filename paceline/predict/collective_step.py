@@ -179,7 +179,7 @@ def _sums_of_round(
     """Seconds of each sum of a round; a model's buffers are in no profile."""
     sizes = {WEIGHTS: work.parameter_bytes}
     if kind.state:
-        from paceline.training.optimizers import state_factor  # it loads torch
+        from paceline.builtin.optimizers import state_factor  # it loads torch
 
         sizes |= {SHAPES: COUNT_BYTES, BESIDE: state_factor(optimizer) * work.parameter_bytes}
     # A bucket is packed into one buffer, and out of it; one that is empty is not summed.

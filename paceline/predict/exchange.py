@@ -38,8 +38,10 @@ SETTLED = 1e-3
 """Steps that differ by less repeat themselves."""
 
 KERNEL_BYTES = WINDOW_BYTES + (1 << 18)
-"""Of each connection, on its way and not yet sent (wire/line.py). Compressed chunks are small: the
-kernel takes so many of them that the worker's window no longer keeps urgent ones from queueing."""
+"""Bytes of each connection on their way and not yet sent (wire/connection.py).
+
+Compressed chunks are small: the kernel takes so many that the worker's window no longer keeps
+urgent ones from queueing."""
 
 INSIDE = "links in the host"
 

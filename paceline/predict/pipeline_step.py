@@ -226,7 +226,7 @@ def stages_of(
     constants: Constants,
 ) -> list[Stage]:
     """Cut as the run cuts: the slowest stage as fast as can be."""
-    from paceline.architectures.partition import UnitCost, cut, too_few  # it loads torch
+    from paceline.protocol.partition import UnitCost, cut, too_few  # it loads torch
 
     if options.memory_bytes is not None:
         problem = f"memory = {options.memory}: what a stage keeps is in no device profile."

@@ -18,11 +18,11 @@ from paceline.errors import MissingError
 if find_spec("tensorflow") is None:
     raise MissingError("TensorFlow is not installed.", 'pip install "paceline[tensorflow]".')
 
+from paceline.session.calls import barrier, is_main, mean, rank, workers
 from paceline.tensorflow.callbacks import LearningRateWarmUp
 from paceline.tensorflow.distributing import distribute, report_loss, settle
 from paceline.tensorflow.joining import init
 from paceline.tensorflow.sharding import shard
-from paceline.training.script import barrier, is_main, mean, rank, workers
 
 __all__ = [
     "LearningRateWarmUp",

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 
 from paceline.errors import SpecError
+from paceline.session.session import Session
+from paceline.session.start import current
 from paceline.telemetry import EVALUATION
 from paceline.telemetry.clock import OTHER
-from paceline.training.entering import current
-from paceline.training.session import Session
 
 WRITING = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 """Callbacks that do nothing but write files: worker 0's do."""

@@ -19,14 +19,14 @@ import torch
 from paceline import spec
 from paceline.errors import PacelineError, SpecError
 from paceline.record.entries import TRACED
+from paceline.session.session import Session
+from paceline.session.start import current
 from paceline.telemetry import EVALUATION
 from paceline.tensorflow import graph, sharding
 from paceline.tensorflow.callbacks import Agreement, for_this_worker
 from paceline.tensorflow.mirror import Mirror
 from paceline.tensorflow.passes import Passes, hook
 from paceline.tensorflow.steps import Alone, Averaged, Common, Local, Served, Way
-from paceline.training.entering import current
-from paceline.training.session import Session
 
 _distributed: list["Distributed"] = []
 

@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from paceline.errors import SpecError
-from paceline.training import entering
-from paceline.training.order import agree
-from paceline.training.session import Session
+from paceline.session import start
+from paceline.session.loader.order import agree
+from paceline.session.session import Session
 
 
 def init() -> Session:
@@ -22,7 +22,7 @@ def init() -> Session:
         problem = f"Keras runs on {backend} here."
         fix = "write KERAS_BACKEND=tensorflow, or with torch use paceline.init and its distribute."
         raise SpecError("paceline.tensorflow", problem, fix)
-    session = entering.init()
+    session = start.init()
     if session.has_joined:
         problem = "this worker joins a job that runs, and TensorFlow's data are not divided anew."
         raise SpecError("paceline.tensorflow", problem, "start the job with all its workers.")

@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from paceline.architectures.likeness import STRETCH, is_looked_at, tolerance
+from paceline.autograd.divergence import STRETCH, is_looked_at, tolerance
 from paceline.errors import ExchangeError
+from paceline.session.session import Session
 from paceline.tensorflow.mirror import Array
 from paceline.tensorflow.passes import hook
-from paceline.training.session import Session
 
 LOOKED_AT = 8
 """Variables of one look, a stretch of each; the next look is at others."""

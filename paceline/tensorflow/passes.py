@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from paceline.session.session import Session
 from paceline.tensorflow import graph
-from paceline.training.session import Session
 
 
 class Passes:

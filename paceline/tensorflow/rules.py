@@ -12,8 +12,8 @@ import tensorflow as tf
 import torch
 
 from paceline import spec
-from paceline.architectures.server.seat import keras_rules
 from paceline.errors import SpecError
+from paceline.served import keras_rules
 from paceline.tensorflow.mirror import Mirror
 
 Settings = dict[str, Any]

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.errors import SpecError
-from paceline.training.entering import current
-from paceline.training.session import Session
+from paceline.session.session import Session
+from paceline.session.start import current
 
 _nominal: WeakKeyDictionary[Session, float] = WeakKeyDictionary()
 """Samples of an equal part of a full batch, of the first data set that was divided."""

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.base import Architecture
-from paceline.architectures.gradients import Sink
+from paceline.autograd.gradients import Sink
 from paceline.errors import ExchangeError, PacelineError, SpecError
+from paceline.session.session import Session
 from paceline.tensorflow import bundles, graph, rules
 from paceline.tensorflow.likeness import Likeness
 from paceline.tensorflow.mirror import Array, Mirror, StandIn, handed_over, to_numpy, to_torch
-from paceline.training.session import Session
 
 SERVERS_WEIGHTS = (
     "{path} was assigned to before step {step}, outside the optimizer, and weights are the "

@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 
 from paceline import spec
+from paceline.diagnose.watching import watch
 from paceline.errors import SpecError
 from paceline.launch import Identity, MemberCommand, Output, reserve
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.identity import member_name
 from paceline.launch.restarts import live
-from paceline.launch.watching import watch
 from paceline.record import Event, RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
+from paceline.session.commands import command
 from paceline.spec.hosts import PlacedHost, host_of, place
 from paceline.spec.profile import REAL_DEVICE, find_profile
-from paceline.training.jobs import command
 from paceline.tunnel.hosts import HostPlan, Tunnel
 from paceline.tunnel.namespaces import call_in, require_rights
 from paceline.tunnel.verify import LinkCheck, measure_links

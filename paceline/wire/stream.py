@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ExchangeError
+from paceline.wire.connection import CONNECT_SECONDS, LENGTH, Stream, accepted, connected
 from paceline.wire.handshake import HELLO_BYTES, Callee, Caller, Lobby
 from paceline.wire.keys import JobKey
-from paceline.wire.line import CONNECT_SECONDS, LENGTH, Stream, accepted, connected
-from paceline.wire.post import LINGER_SECONDS, Parcel, Post, T
+from paceline.wire.mailbox import LINGER_SECONDS, Parcel, Post, T
 
 _TURN_BYTES = 8 << 20
 """Read from one connection before the others get their turn."""

@@ -20,10 +20,10 @@ from zmq.utils import garbage
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import ExchangeError
+from paceline.wire.connection import CONNECT_SECONDS
 from paceline.wire.handshake import AT_ONCE, HELLO_SECONDS
 from paceline.wire.keys import JobKey
-from paceline.wire.line import CONNECT_SECONDS
-from paceline.wire.post import LINGER_SECONDS, Parcel, Post, T
+from paceline.wire.mailbox import LINGER_SECONDS, Parcel, Post, T
 
 BURST = 64
 """Parcels taken from one socket before the others get their turn."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.architectures.base import Context
+from paceline.collectives.context import Context
 from paceline.launch import Identity
 from paceline.telemetry import StepClock
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import paceline
 from paceline import data
-from paceline.training.entering import current
-from paceline.training.sharding import division, gradient_scale
+from paceline.session.loader.sharding import division, gradient_scale
+from paceline.session.start import current
 from tests.curves import GLOBAL_BATCH, SAMPLES, STEPS, samples, small_model
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline import spec
 from paceline.architectures.average import AverageArchitecture, Rounds
-from paceline.architectures.trained import Trained
+from paceline.autograd.trained import Trained
 from paceline.errors import ExchangeError
 from paceline.testing import run_members
 from tests.architectures.memory import run_threads

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.architectures.buckets import BucketedArchitecture
-from paceline.architectures.trained import Trained
+from paceline.autograd.buckets import BucketedArchitecture
+from paceline.autograd.trained import Trained
 from paceline.errors import SpecError
 from tests.architectures.memory import run_threads
 

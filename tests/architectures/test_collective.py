@@ -11,9 +11,9 @@ import torch
 
 from paceline import spec
 from paceline.architectures import build
-from paceline.architectures.group import Group
-from paceline.architectures.host_sums import HostCollective
-from paceline.architectures.trained import Trained
+from paceline.architectures.hybrid.host_sums import HostCollective
+from paceline.autograd.trained import Trained
+from paceline.collectives.group import Group
 from paceline.errors import DeadlineError
 from paceline.testing import run_members
 from tests.curves import small_model

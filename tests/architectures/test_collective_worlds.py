@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from paceline import spec
-from paceline.architectures import buckets, hybrid
+from paceline.architectures import hybrid
+from paceline.autograd import buckets
 from paceline.protocol.actions import AllReduce, Usable
 from paceline.protocol.collectives import (
     Agree,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.architectures.compression import make_codec
+from paceline.served.compression import make_codec
 
 ELEMENTS = 5120
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from paceline.architectures.crew import Crew, Progress
+from paceline.collectives.crew import Crew, Progress
 from paceline.launch import Identity
 
 SECONDS = 60.0

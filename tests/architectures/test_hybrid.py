@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from paceline import engines, spec
-from paceline.architectures.buckets import BucketedArchitecture
 from paceline.architectures.hybrid import RingSums
+from paceline.autograd.buckets import BucketedArchitecture
 from paceline.errors import MemberError
 from paceline.telemetry.queues import HEADER_BYTES
 from paceline.testing import run_members

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline import spec
-from paceline.architectures import host_stage, host_sums
-from paceline.architectures.base import Context
+from paceline.architectures.hybrid import host_stage, host_sums
+from paceline.collectives.context import Context
 from paceline.errors import SpecError
 from paceline.launch import identify
 from paceline.telemetry import StepClock

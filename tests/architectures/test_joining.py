@@ -16,13 +16,13 @@ import torch
 
 from paceline import spec
 from paceline.architectures.server.synchronous import SynchronousServer
-from paceline.architectures.trained import Trained
+from paceline.autograd.trained import Trained
 from paceline.errors import SpecError
 from paceline.launch import Identity, joining
 from paceline.record import RunFolder
 from paceline.record.state import this_process
-from paceline.training import stores
-from paceline.training.joining import OBSTACLE, UNDIVIDED, announce, check, join
+from paceline.session import stores
+from paceline.session.joining import OBSTACLE, UNDIVIDED, announce, check, join
 from tests.architectures.by_hand import Job
 from tests.architectures.memory import context
 

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from paceline import record, spec
-from paceline.architectures.partition import UnitCost, cut, in_flight
 from paceline.architectures.pipeline.stage import Stage
+from paceline.builtin import loop
 from paceline.cli.job import stages_started
+from paceline.compute.units import units_of
 from paceline.errors import MemberError, SpecError
-from paceline.models.units import units_of
+from paceline.protocol.partition import UnitCost, cut, in_flight
 from paceline.protocol.pipeline import Pipe
 from paceline.record import RunFolder
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training import loop
-from paceline.training.session import Session
 
 SMALL = {"model": "mnist-dnn", "data": "synthetic", "global_batch": 24, "steps": 20, "seed": 4}
 MIB = 2**20

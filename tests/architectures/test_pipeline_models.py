@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from paceline import spec
 from paceline.architectures import pipeline
-from paceline.architectures.partition import too_few
 from paceline.architectures.pipeline import Job, PipelineArchitecture, cuts
 from paceline.architectures.pipeline.measuring import measure
+from paceline.compute.deferred import build_whole
+from paceline.compute.units import units_of
 from paceline.errors import MemberError, SpecError
-from paceline.models.deferred import build_whole
-from paceline.models.units import units_of
+from paceline.protocol.partition import too_few
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training.session import Session
 from tests.architectures import stage_models
 
 CPU = torch.device("cpu")

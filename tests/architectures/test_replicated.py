@@ -8,8 +8,8 @@ from paceline import spec
 from paceline.architectures import replicated
 from paceline.errors import MemberError, SpecError
 from paceline.record import RunFolder
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training.session import Session
 from tests.curves import largest_difference, loss_curve, whole
 
 

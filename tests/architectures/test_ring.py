@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paceline import spec
-from paceline.architectures.collective import TorchCollective
+from paceline.collectives.collective import TorchCollective
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training.session import Session
 from tests.curves import largest_difference, loss_curve, whole
 
 

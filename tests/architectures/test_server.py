@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from paceline import spec
-from paceline.architectures.server.seat import serving
-from paceline.architectures.server.seat.updates import ELEMENTWISE, NUMBERS
-from paceline.architectures.server.weights import ServedWeights
 from paceline.errors import MemberError
+from paceline.served import server as serving_side
+from paceline.served.updates import ELEMENTWISE, NUMBERS
+from paceline.served.weights import ServedWeights
+from paceline.session import calls
 from paceline.testing import run_members
-from paceline.training import script
 from tests.curves import largest_difference, loss_curve, samples, whole
 
 TIMEOUT_SECONDS = 100.0
@@ -72,11 +72,11 @@ def test_uneven_shares_give_the_whole_batch_gradient(reference):
 
 def train_on_own_gradient(session):
     """What a broken server would do: use the first worker's gradient for the mean."""
-    serving.mean = lambda parts, into: real_mean([(parts[0][0], 1.0)], into)
+    serving_side.mean = lambda parts, into: real_mean([(parts[0][0], 1.0)], into)
     return loss_curve(session)
 
 
-real_mean = serving.mean
+real_mean = serving_side.mean
 
 
 def test_the_comparison_notices_gradients_that_are_not_averaged(reference):
@@ -186,14 +186,14 @@ def clipped(session, max_norm, accumulate):
         for number, part in enumerate(parts):
             loss = nn.functional.cross_entropy(model(inputs[part]), targets[part]) / accumulate
             if number < len(parts) - 1:
-                with script.no_sync():
+                with calls.no_sync():
                     loss.backward()
             else:
                 loss.backward()
         if max_norm and step % 3 == 0:  # in step 1, 4 … nothing is clipped
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         elif max_norm and step % 3 == 2:
-            script.clip_grad_norm_(max_norm)
+            calls.clip_grad_norm_(max_norm)
         optimizer.step()
         session.architecture.settle()
         with torch.no_grad():

@@ -17,8 +17,8 @@ from torch import nn
 
 from paceline import data, spec
 from paceline.architectures.server import streaming_of
-from paceline.architectures.server.exchange import device as devices
-from paceline.architectures.server.seat.updates import only
+from paceline.served import device as devices
+from paceline.served.updates import only
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume
 from tests.curves import (

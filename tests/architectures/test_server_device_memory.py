@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.architectures.server.exchange import device as devices
-from paceline.architectures.server.exchange import device_memory, setup
-from paceline.architectures.server.exchange.carriers import Local
-from paceline.architectures.server.exchange.device_memory import DeviceTicket
 from paceline.errors import ExchangeError
+from paceline.served import device as devices
+from paceline.served import device_memory, setup
+from paceline.served.device_memory import DeviceTicket
+from paceline.served.transports import Local
 from paceline.testing import run_members
 from paceline.wire import Segment, Ticket
 from tests.architectures.test_server import clipped, save_and_resume

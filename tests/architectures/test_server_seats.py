@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from paceline import spec
-from paceline.architectures.server.exchange import setup
-from paceline.architectures.server.seat import device_serving
 from paceline.cli import main
+from paceline.served import device_server, setup
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume
 from tests.curves import largest_difference, loss_curve, whole
@@ -26,7 +25,7 @@ def apart(session, function, *arguments):
 
 def silent(session):
     """A broken seat: updates stay where they are made."""
-    device_serving.DeviceServerSide._publish = lambda seat, chunk: None
+    device_server.DeviceServerSide._publish = lambda seat, chunk: None
     return apart(session, loss_curve)
 
 

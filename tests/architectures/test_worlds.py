@@ -14,14 +14,14 @@ import torch
 from torch.distributed import HashStore
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.server.exchange import loop, setup
-from paceline.architectures.server.exchange.plan import Exchanged
+from paceline.collectives.context import Context
 from paceline.launch import Identity
 from paceline.protocol.actions import Ready, Work
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.member import Member
 from paceline.protocol.seat import SeatMachine
+from paceline.served import loop, setup
+from paceline.served.shapes import Exchanged
 from paceline.telemetry import StepClock
 from tests.predict.test_virtual import MODES, PLACES, decisions, model, run
 from tests.protocol.network import Network

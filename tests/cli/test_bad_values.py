@@ -24,15 +24,15 @@ def nothing_begins(monkeypatch):
     for place in (
         "paceline.engines.run",
         "paceline.cli.tables.run",
-        "paceline.launch.doctor.examine",
-        "paceline.models.profiling.profile",
+        "paceline.diagnose.doctor.examine",
+        "paceline.compute.profiling.profile",
         "paceline.tunnel.agents.local_pairs",
         "paceline.tunnel.agents.tunnel_pairs",
         "paceline.tunnel.netpipe.serve",
         "paceline.tunnel.netpipe.wait_for",
         "paceline.report.live.serve",
         "paceline.report.write_runs",
-        "paceline.training.member.train_here",
+        "paceline.builtin.member.train_here",
         "paceline.predict.clock.Clock.run",
     ):
         monkeypatch.setattr(place, reach)

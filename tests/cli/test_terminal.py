@@ -15,7 +15,7 @@ import torch
 from paceline import engines, report, spec
 from paceline.cli import console, job, tables
 from paceline.cli.main import VERBS, main
-from paceline.models import profiling
+from paceline.compute import profiling
 from tests.synthetic import synchronous_run
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from paceline import data
-from paceline.architectures.group import Group
+from paceline.collectives.group import Group
 from paceline.data.base import Dataset
 from paceline.data.loader import Loader
 from paceline.data.sampling import GlobalBatches, part_of
 from paceline.data.scatter import ScatterLoader, describe
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training.session import Session
 
 SHARES = [3.0, 1.0, 2.0]
 

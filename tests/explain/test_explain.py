@@ -11,7 +11,7 @@ from paceline.errors import RecordError
 from paceline.explain import conclude, explain
 from paceline.record import Event, RunFolder, folder
 from paceline.record.entries import NOT_FINITE
-from paceline.training.numbers import Numbers
+from paceline.session.observers.nonfinite import Numbers
 from tests.synthetic import MB, Times, synchronous_run
 
 HEALTHY = {}

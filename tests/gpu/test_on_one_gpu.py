@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from paceline import data, record, spec
+from paceline.builtin import loop
+from paceline.compute.graphs import RecordedPasses
 from paceline.data.sampling import GlobalBatches, part_of
 from paceline.launch import identify
-from paceline.models.graphs import RecordedPasses
 from paceline.record import RunFolder, Summary
+from paceline.session.observers.nonfinite import Numbers
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training import loop
-from paceline.training.numbers import Numbers
-from paceline.training.session import Session
 
 SMALL = {"model": "tutorial-cnn", "data": "shapes", "global_batch": 32, "steps": 20, "seed": 4}
 

@@ -26,7 +26,7 @@ SECRET = "0123456789abcdef"
 IDENTITY = Identity(index=0, workers=2, key=SECRET, coordinator_descriptor=7)
 COMMAND = MemberCommand(
     name="worker0",
-    argv=(sys.executable, "-m", "paceline.training.member"),
+    argv=(sys.executable, "-m", "paceline.builtin.member"),
     environment={**to_environment(IDENTITY), "OMP_NUM_THREADS": "1", "LESS": "no"},
     cores=(0, 1),
     descriptors=(7,),
@@ -39,7 +39,7 @@ def test_every_engine_passes_the_member_on(text: str, tmp_path: Path) -> None:
     engine, _, image = text.partition(":")
     place = wrapped.argv.index(image)
     assert wrapped.argv[0] == engine
-    assert wrapped.argv[-3:] == ("python3", "-m", "paceline.training.member")
+    assert wrapped.argv[-3:] == ("python3", "-m", "paceline.builtin.member")
     dies_with_us = f"paceline.launch.lifeline {os.getpid()}" in " ".join(wrapped.argv[place:])
     assert dies_with_us == (engine != "apptainer")
     assert any(str(tmp_path) in option for option in wrapped.argv[:place])

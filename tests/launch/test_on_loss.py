@@ -7,9 +7,9 @@ from paceline.bench import drill
 from paceline.errors import MemberError, SpecError
 from paceline.explain import conclude
 from paceline.explain.failure import failure
-from paceline.launch.losses import BEGUN, Losses, check_on_loss, way_out, why_servers_are_needed
+from paceline.launch.failures import BEGUN, Losses, check_on_loss, way_out, why_servers_are_needed
+from paceline.launch.last_words import Ending
 from paceline.launch.process import MemberCommand
-from paceline.launch.words import Ending
 from paceline.record import Event, Member, RunFolder, Step, checkpoints
 
 

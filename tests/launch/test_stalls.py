@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from paceline import spec
-from paceline.launch import stacks, stalls
-from paceline.launch.causes import likely_cause
-from paceline.launch.connections import Unheard, own_addresses, unheard
-from paceline.launch.stacks import Frame, Stack
-from paceline.launch.stalls import Stalls
+from paceline.diagnose import stacks, stalls
+from paceline.diagnose.causes import likely_cause
+from paceline.diagnose.connections import Unheard, own_addresses, unheard
+from paceline.diagnose.stacks import Frame, Stack
+from paceline.diagnose.stalls import Stalls
 from paceline.record import RunFolder
-from paceline.wire import doors
+from paceline.wire import listeners
 
 THERE = "print('there', flush=True)\n"
 SECONDS = 60.0
@@ -125,7 +125,7 @@ def test_what_is_certain_is_told_before_what_is_likely(monkeypatch, folder, memb
 ANSWERS = """
 import sys, time
 from pathlib import Path
-from paceline.launch import stacks
+from paceline.diagnose import stacks
 
 def {function}():
     print("there", flush=True)
@@ -189,7 +189,7 @@ def deaf():
 
 
 def test_a_port_that_is_blocked_is_seen(deaf):
-    doors._attach(deaf)
+    listeners._attach(deaf)
     with socket.socket() as line:
         line.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -203,7 +203,7 @@ def test_a_port_that_is_blocked_is_seen(deaf):
 def test_bytes_that_nobody_acknowledges_are_seen(deaf):
     with socket.create_connection(deaf.getsockname()) as line, deaf.accept()[0] as other:
         assert not unheard(psutil.Process())
-        doors._attach(other)
+        listeners._attach(other)
         line.sendall(b"gradient")
         wait_for(lambda: unheard(psutil.Process()))
         (end,) = unheard(psutil.Process())

@@ -4,7 +4,14 @@ import signal
 
 import pytest
 
-from paceline.launch.words import ECHO_SECONDS, LastWords, ending, first_cause, is_settled, sentence
+from paceline.launch.last_words import (
+    ECHO_SECONDS,
+    LastWords,
+    ending,
+    first_cause,
+    is_settled,
+    sentence,
+)
 
 TRACEBACK = "Traceback (most recent call last):\n  File ..., line 1\n"
 GLOO = f"{TRACEBACK}RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3210\n"

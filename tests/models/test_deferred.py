@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline import models
-from paceline.models.deferred import NotRepeatable, build_deferred
-from paceline.models.units import Row, units_of
+from paceline.compute.deferred import NotRepeatable, build_deferred
+from paceline.compute.units import Row, units_of
 
 CPU = torch.device("cpu")
 NAMES = ["tutorial-cnn", "mnist-dnn", "cifar10-cnn", "googlenet", "resnet50", "gpt-small"]

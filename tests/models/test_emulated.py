@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional
 
 from paceline import models, spec
-from paceline.architectures.server.weights import make_remote
-from paceline.models import emulated
-from paceline.models.emulated import EmulatedModel, Pace, model_for, skip_updates
+from paceline.compute import emulated
+from paceline.compute.emulated import EmulatedModel, Pace, model_for, skip_updates
+from paceline.served.weights import make_remote
 from paceline.spec.profile import DeviceProfile, Layer, find_profile
 
 

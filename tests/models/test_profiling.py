@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline import models
-from paceline.models import profiling
+from paceline.compute import profiling
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline.architectures.partition import in_flight
+from paceline.protocol.partition import in_flight
 from paceline.protocol.pipeline import (
     Came,
     Compute,

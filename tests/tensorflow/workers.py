@@ -10,8 +10,8 @@ from keras import layers
 
 import paceline.tensorflow as paceline
 from paceline.errors import ExchangeError
+from paceline.session.session import Session
 from paceline.tensorflow import bundles, steps
-from paceline.training.session import Session
 
 STEPS, BATCH = 20, 16
 WORDS, LENGTH = 50, 6

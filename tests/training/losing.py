@@ -17,18 +17,19 @@ import torch
 
 from paceline import architectures, spec
 from paceline.architectures import hybrid
-from paceline.architectures.crew import MemberLost
-from paceline.architectures.elastic import ElasticCollective
-from paceline.architectures.group import Operation
-from paceline.architectures.host_sums import HostCollective
+from paceline.architectures.hybrid.host_sums import HostCollective
+from paceline.builtin import checkpoint, loop, member
+from paceline.builtin.loop import _Worker
+from paceline.collectives.crew import MemberLost
+from paceline.collectives.elastic import ElasticCollective
+from paceline.collectives.group import Operation
 from paceline.errors import ExchangeError
 from paceline.launch import reserve, to_environment
 from paceline.protocol.collectives import Reduced
 from paceline.record import RunFolder, losses_of, summarise
-from paceline.training import checkpoint, entering, loop, member
-from paceline.training.jobs import local_identities
-from paceline.training.loop import _Worker
-from paceline.training.survivors import Survivors
+from paceline.session import start
+from paceline.session.commands import local_identities
+from paceline.session.survivors import Survivors
 
 SECONDS = 100.0
 STEPS = 12
@@ -44,7 +45,7 @@ def at(step, method, *, after=False, owner=_Worker):
     original = getattr(owner, method)
 
     def wrapped(self, *arguments, **named):
-        reached = entering.current().step >= step
+        reached = start.current().step >= step
         if reached and not after:
             die()
         result = original(self, *arguments, **named)
@@ -61,7 +62,7 @@ def die_inside_exchange(step, started):
 
     def start(self, flat):
         original(self, flat)
-        if entering.current().step == step and flat.numel() > 1:
+        if start.current().step == step and flat.numel() > 1:
             count[0] += 1
             if count[0] == started:
                 time.sleep(0.2)  # the others get what of it they can
@@ -74,7 +75,7 @@ def die_in_function(module, name, step=0):
     original = getattr(module, name)
 
     def wrapped(*arguments, **named):
-        if entering.current().step >= step:
+        if start.current().step >= step:
             die()
         return original(*arguments, **named)
 
@@ -87,7 +88,7 @@ def die_sharing(step, bucket):
     original = HostCollective._tell
 
     def tell(self, event):
-        if event == Reduced(bucket) and entering.current().step == step:
+        if event == Reduced(bucket) and start.current().step == step:
             time.sleep(0.2)  # they take what they can
             die()
         original(self, event)
@@ -101,7 +102,7 @@ def stay_behind(step, *, helps=False):
     original, given_up = Operation.wait, []
 
     def wait(self):
-        current = entering.current()
+        current = start.current()
         if current.step == step and not given_up:
             given_up.append(True)
             if helps:
@@ -120,7 +121,7 @@ def give_up():
     """End as one that has found the others to be wrong."""
 
     def step(*_):
-        if entering.current().step == 5:
+        if start.current().step == 5:
             raise ExchangeError("these weights cannot be")
         return original(*_)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline import models
 from paceline.record import RunFolder
-from paceline.training.entering import current, init
+from paceline.session.start import current, init
 
 FAULT_STEPS, FAULT_SECONDS = 30, 90.0
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from paceline import data, spec
+from paceline.builtin.balance import balance, shares_for, speed
 from paceline.record import Step
+from paceline.session.loader.sharding import division, gradient_scale
 from paceline.testing import run_members
-from paceline.training.balance import balance, shares_for, speed
-from paceline.training.sharding import division, gradient_scale
 from tests.curves import GLOBAL_BATCH, SAMPLES, largest_difference, samples, small_model, whole
 
 

@@ -15,11 +15,11 @@ from torch.distributed import HashStore
 
 from paceline import spec
 from paceline.architectures.average import AverageArchitecture
-from paceline.architectures.trained import Trained
+from paceline.autograd.trained import Trained
+from paceline.builtin import checkpoint
 from paceline.errors import RecordError, SpecError
 from paceline.record import checkpoints
 from paceline.testing import run_members
-from paceline.training import checkpoint
 from tests.architectures.memory import run_threads
 
 MODEL = "tests.training.models:with_dropout"

@@ -6,7 +6,7 @@ import pytest
 
 from paceline import spec
 from paceline.launch import Identity
-from paceline.training import checkup
+from paceline.session import checkup
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.training.device_clock import DeviceClock
+from paceline.session.observers.device_clock import DeviceClock
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.errors import ExchangeError
-from paceline.training.everyone import Everyone
+from paceline.session.script_group import Everyone
 
 
 def test_where_servers_outlive_a_loss_a_mean_is_refused_at_once_and_names_the_lost():

@@ -7,7 +7,7 @@ import pytest
 from paceline import spec
 from paceline.errors import ExchangeError
 from paceline.record import RunFolder
-from paceline.training import gathering
+from paceline.session import gathering
 
 EXPERIMENT = spec.Experiment()
 

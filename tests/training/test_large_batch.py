@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paceline import spec
+from paceline.builtin import optimizers
+from paceline.builtin.large_batch import Lamb, Lars
+from paceline.builtin.schedule import learning_rate
 from paceline.errors import SpecError
-from paceline.training import optimizers
-from paceline.training.large_batch import Lamb, Lars
-from paceline.training.schedule import learning_rate
 
 
 def one_weight(values: torch.Tensor) -> torch.nn.Parameter:

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from paceline import spec
+from paceline.builtin.recording import has_hooks
 from paceline.launch import identify
 from paceline.record import RunFolder
 from paceline.record.entries import NOT_FINITE
+from paceline.session.observers.nonfinite import Numbers
+from paceline.session.session import Session
 from paceline.testing import run_members
-from paceline.training.numbers import Numbers
-from paceline.training.recording import has_hooks
-from paceline.training.session import Session
 
 
 def look(gradient, loss=1.0, numbers=None, step=3):

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import HashStore
 
 from paceline.errors import ExchangeError, JobOver, SpecError
-from paceline.training.positions import IRREGULAR, Positions
+from paceline.session.loader.positions import IRREGULAR, Positions
 
 LENGTH = 4
 ORDER = range(LENGTH)

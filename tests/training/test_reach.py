@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.architectures.trained import Trained
-from paceline.training.reach import Reach
+from paceline.autograd.trained import Trained
+from paceline.session.observers.reach import Reach
 
 
 class Cut(torch.nn.Module):

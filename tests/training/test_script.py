@@ -79,8 +79,8 @@ def test_a_refusal_on_worker_0_is_the_message_and_ends_the_others_at_once(in_emp
         "import paceline\n"
         "from paceline.errors import SpecError\n"
         "if paceline.init().rank == 0: raise SpecError('here', 'it cannot be.', 'do not.')\n"
-        "from paceline.training import entering, stores\n"
-        "stores.agree(entering.current().store, entering.current().identity, 'never', None)\n",
+        "from paceline.session import start, stores\n"
+        "stores.agree(start.current().store, start.current().identity, 'never', None)\n",
         encoding="utf-8",
     )
     done = paceline("run", "-n", "2", "--architecture", "ring", "refused.py")

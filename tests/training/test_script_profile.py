@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from paceline.cli import main
+from paceline.session.observers import script_profile
+from paceline.session.observers.script_profile import ScriptProfile
 from paceline.spec.profile import load_profile
-from paceline.training import script_profile
-from paceline.training.script_profile import ScriptProfile
 
 
 def done(arguments: list[str]) -> None:

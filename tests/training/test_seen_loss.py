@@ -8,7 +8,7 @@ from paceline import spec
 from paceline.launch import identify
 from paceline.record import RunFolder
 from paceline.record.entries import IN_EVALUATION
-from paceline.training.session import Session
+from paceline.session.session import Session
 
 BACKWARD = torch.autograd.backward
 

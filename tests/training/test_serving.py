@@ -9,8 +9,8 @@ from torch.distributed import DistNetworkError
 from paceline import architectures, spec
 from paceline.errors import ExchangeError
 from paceline.launch import Identity
-from paceline.training import stores
-from paceline.training.serving import Serving
+from paceline.session import stores
+from paceline.session.serving import Serving
 
 
 class StoreOfALostWorker(Store):
@@ -42,6 +42,6 @@ def test_who_waits_at_a_store_that_is_gone_says_so_and_nothing_of_a_deadline():
 
 
 def test_a_store_that_is_gone_is_an_error_of_its_own_where_nothing_else_failed(monkeypatch):
-    monkeypatch.setattr("paceline.training.serving.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("paceline.session.serving.NOTICE_SECONDS", 0.1)
     with pytest.raises(DistNetworkError):
         Serving(spec.parse_architecture("server")).is_more(StoreOfALostWorker())

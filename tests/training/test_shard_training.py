@@ -22,9 +22,9 @@ from torch.utils.data import (
 
 from paceline import spec
 from paceline.record import RunFolder
+from paceline.session.calls import no_sync
+from paceline.session.loader.sharding import shard
 from paceline.testing import run_members
-from paceline.training.script import no_sync
-from paceline.training.sharding import shard
 
 ARCHITECTURES = {"ring": spec.Ring(), "server": spec.Server(placement="colocated")}
 SAMPLES, EPOCHS = 37, 3

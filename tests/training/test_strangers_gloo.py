@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from paceline import spec
-from paceline.architectures import proving
-from paceline.architectures.group import Group
 from paceline.architectures.pipeline import PipelineModel
+from paceline.builtin import loop
+from paceline.collectives import proof
+from paceline.collectives.group import Group
 from paceline.errors import ExchangeError
 from paceline.record import RunFolder
 from paceline.testing import run_members
-from paceline.training import loop
 
 SECONDS = 100.0
 GLOO_NUMBERS = range(8)
@@ -39,7 +39,7 @@ class Stranger:
         before = listening()
         device = self._listen(**options)
         # What it says is waited for in vain; what members say, as long as a busy machine takes.
-        proving.PROOF_SECONDS = 3.0 if self._times > 0 else SECONDS
+        proof.PROOF_SECONDS = 3.0 if self._times > 0 else SECONDS
         if self._times > 0:
             self._times -= 1
             for address in listening() - before:
@@ -100,7 +100,7 @@ def test_where_strangers_come_each_time_the_job_stops_with_a_sentence():
     found = among_strangers(times=99)
     for error, heard in found:
         assert "did not prove" in error
-        assert len(heard) < 400 * proving.TRIES
+        assert len(heard) < 400 * proof.TRIES
 
 
 def pipe_and_look(session):

@@ -7,10 +7,10 @@ from unittest import mock
 import torch
 from torch.distributed import HashStore
 
+from paceline.autograd.scaling import ScaledGradients
+from paceline.session.loader import sharding
+from paceline.session.loader.positions import Positions
 from paceline.telemetry import StepClock
-from paceline.training import sharding
-from paceline.training.positions import Positions
-from paceline.training.scaled import ScaledGradients
 
 
 class Worker:

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.protocol.messages import Answer, Push
 from paceline.wire import JobKey, StreamPost, ZeroMqPost, handshake
+from paceline.wire.connection import LENGTH
 from paceline.wire.handshake import Callee, Caller, Lobby
-from paceline.wire.line import LENGTH
 
 KINDS = Push | Answer
 PUSH = Push(worker=0, chunk=3, step=1, version=1)

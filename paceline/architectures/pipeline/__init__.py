@@ -19,14 +19,14 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.group import interface_of
 from paceline.architectures.pipeline.measuring import Job
 from paceline.architectures.pipeline.model import PipelineModel
-from paceline.architectures.trained import Trained
+from paceline.autograd.trained import Trained
+from paceline.collectives.context import Context
+from paceline.collectives.group import interface_of
+from paceline.compute.batchwise import unlike_single
 from paceline.errors import SpecError
-from paceline.models.batchwise import unlike_single
-from paceline.wire.doors import shut_behind
+from paceline.wire.listeners import shut_behind
 
 WHERE = "architecture pipeline"
 

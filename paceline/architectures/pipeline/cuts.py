@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.partition import cut, in_flight, too_few
 from paceline.architectures.pipeline.measuring import Job, Measured, measure
 from paceline.architectures.pipeline.places import Places
-from paceline.architectures.trained import require_trainable
+from paceline.autograd.trained import require_trainable
+from paceline.collectives.context import Context
+from paceline.compute.deferred import Deferred, NotRepeatable, build_deferred, build_whole
+from paceline.compute.units import Unit, units_of
 from paceline.errors import DeadlineError, ExchangeError, SpecError
-from paceline.models.deferred import Deferred, NotRepeatable, build_deferred, build_whole
-from paceline.models.units import Unit, units_of
+from paceline.protocol.partition import cut, in_flight, too_few
 from paceline.protocol.pipeline import Pipe, idle_fraction
 
 FORWARD_FRACTION = 1 / 3

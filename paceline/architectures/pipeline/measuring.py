@@ -13,10 +13,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from paceline.architectures.partition import UnitCost
+from paceline.compute.deferred import Deferred
+from paceline.compute.units import WHERE, Row, Unit
 from paceline.errors import SpecError
-from paceline.models.deferred import Deferred
-from paceline.models.units import WHERE, Row, Unit
+from paceline.protocol.partition import UnitCost
 
 PROFILE_REPEATS = 3
 

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.collective import Packed
 from paceline.architectures.pipeline.cuts import agree_on_cuts, as_row, idle
 from paceline.architectures.pipeline.measuring import Job
 from paceline.architectures.pipeline.places import Groups, Places, names_of, owners_of
 from paceline.architectures.pipeline.stage import Ends, Stage, schedule, under
+from paceline.collectives.collective import Packed
+from paceline.collectives.context import Context
+from paceline.compute.units import Row
 from paceline.data.sampling import part_of
-from paceline.models.units import Row
 
 
 class PipelineModel(nn.Module):

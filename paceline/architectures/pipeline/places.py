@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.group import kept
-from paceline.architectures.proving import proven
-from paceline.models.units import Row, Unit
+from paceline.collectives.context import Context
+from paceline.collectives.group import kept
+from paceline.collectives.proof import proven
+from paceline.compute.units import Row, Unit
 from paceline.protocol.pipeline import Pipe
-from paceline.wire.doors import shut_behind
+from paceline.wire.listeners import shut_behind
 
 
 class Places:

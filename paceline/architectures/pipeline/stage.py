@@ -17,8 +17,8 @@ from torch.distributed.pipelining import (
 
 from paceline import spec
 from paceline.architectures.pipeline.measuring import Loss
+from paceline.compute.units import WHERE, Row
 from paceline.errors import SpecError
-from paceline.models.units import WHERE, Row
 from paceline.telemetry import StepClock
 
 

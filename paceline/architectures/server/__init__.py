@@ -13,13 +13,14 @@ seat          the server's side: `serving`, on a GPU `device_serving`; `updates`
 """
 
 from paceline import spec
-from paceline.architectures.base import Architecture, Context
+from paceline.architectures.base import Architecture
 from paceline.architectures.server.asynchronous import AsynchronousServer
-from paceline.architectures.server.exchange.opening import serve
-from paceline.architectures.server.exchange.plan import shape_of
-from paceline.architectures.server.streaming import Streaming
 from paceline.architectures.server.synchronous import SynchronousServer
+from paceline.collectives.context import Context
 from paceline.protocol.plan import check
+from paceline.served.exchange import serve
+from paceline.served.shapes import shape_of
+from paceline.served.streaming import Streaming
 
 
 def build(options: spec.Server, context: Context) -> Architecture:

@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.gradients import GradientTap, is_held
-from paceline.architectures.mixing import mix_in
-from paceline.architectures.server.exchange.opening import Exchange
-from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
-from paceline.architectures.server.exchange.setup import share_rest
-from paceline.architectures.server.seat.updates import ELEMENTWISE, server_class, settings_of
-from paceline.architectures.server.streaming import Streaming, push_weights
-from paceline.architectures.server.watching import HOLDS_GRADIENTS, Style, Watch
-from paceline.architectures.server.weights import is_known_elsewhere
-from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
+from paceline.autograd.gradients import GradientTap, is_held
+from paceline.autograd.mixing import mix_in
+from paceline.autograd.trained import Trained, groups_of, refuse_max_norm
+from paceline.collectives.context import Context
 from paceline.errors import SpecError
 from paceline.protocol.plan import placement_of
+from paceline.served.exchange import Exchange
+from paceline.served.setup import share_rest
+from paceline.served.shapes import Exchanged, refuse_sparse, shape_of
+from paceline.served.streaming import Streaming, push_weights
+from paceline.served.updates import ELEMENTWISE, server_class, settings_of
+from paceline.served.watching import HOLDS_GRADIENTS, Style, Watch
+from paceline.served.weights import is_known_elsewhere
 
 WAY_OUT = "Use them in the first step too: then gradients leave at optimizer.step() in every step."
 

@@ -17,8 +17,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import spec
-from paceline.architectures.base import Context
-from paceline.architectures.gradients import (
+from paceline.autograd.divergence import (
+    OTHER_WEIGHTS,
+    are_other,
+    is_looked_at,
+    refuse_other,
+    stretch_of,
+)
+from paceline.autograd.gradients import (
     GradientTap,
     Remembered,
     StepArguments,
@@ -28,33 +34,19 @@ from paceline.architectures.gradients import (
     with_closure,
     with_mean_loss,
 )
-from paceline.architectures.likeness import (
-    OTHER_WEIGHTS,
-    are_other,
-    is_looked_at,
-    refuse_other,
-    stretch_of,
-)
-from paceline.architectures.meeting import Meeting
-from paceline.architectures.server.exchange.device import is_apart
-from paceline.architectures.server.exchange.opening import (
-    Exchange,
-    of_opening,
-    present_opening,
-)
-from paceline.architectures.server.exchange.plan import Exchanged, refuse_sparse, shape_of
-from paceline.architectures.server.exchange.setup import share_rest
-from paceline.architectures.server.seat.updates import (
-    is_elementwise_state,
-    server_class,
-    settings_of,
-)
-from paceline.architectures.server.streaming import Streaming, assign_weights
-from paceline.architectures.server.watching import HOLDS_GRADIENTS, Style, Watch
-from paceline.architectures.server.weights import WAY_OUT, is_known_elsewhere
-from paceline.architectures.trained import Trained, groups_of, refuse_max_norm
+from paceline.autograd.trained import Trained, groups_of, refuse_max_norm
+from paceline.collectives.context import Context
+from paceline.collectives.notes import Meeting
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.plan import placement_of, why_no_second_homes
+from paceline.served.device import is_apart
+from paceline.served.exchange import Exchange, of_opening, present_opening
+from paceline.served.setup import share_rest
+from paceline.served.shapes import Exchanged, refuse_sparse, shape_of
+from paceline.served.streaming import Streaming, assign_weights
+from paceline.served.updates import is_elementwise_state, server_class, settings_of
+from paceline.served.watching import HOLDS_GRADIENTS, Style, Watch
+from paceline.served.weights import WAY_OUT, is_known_elsewhere
 
 SERVED = "served"
 """The note that tells one who joins how servers update, or why they do not."""

@@ -11,8 +11,8 @@ import torch
 
 from paceline import data, spec
 from paceline.bench.peers.job import JOB, PeerJob
+from paceline.builtin.loop import build_model, open_data
 from paceline.errors import SpecError
-from paceline.training.loop import build_model, open_data
 
 
 def export(

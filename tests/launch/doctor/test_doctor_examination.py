@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from paceline.diagnose.doctor import Examination, Needs, examine, findings, gather
+from paceline.diagnose.doctor.examination import CALLERS_AT_ONCE
+from paceline.diagnose.doctor.probes import VISITORS_AT_ONCE, Door, Target, probe
 from paceline.errors import DeadlineError, SpecError
 from paceline.launch import Identity
-from paceline.launch.doctor import Examination, Needs, examine, findings, gather
-from paceline.launch.doctor.examination import CALLERS_AT_ONCE
-from paceline.launch.doctor.probes import VISITORS_AT_ONCE, Door, Target, probe
 
 KEY = "k" * 64
 

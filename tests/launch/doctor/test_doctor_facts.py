@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.diagnose.doctor import Examination, Needs, findings, gather
 from paceline.launch import Identity
-from paceline.launch.doctor import Examination, Needs, findings, gather
 
 
 def test_facts_are_this_machines() -> None:

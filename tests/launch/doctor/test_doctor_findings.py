@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.diagnose.doctor import Examination, Facts, Needs, Pair, findings, require_healthy
+from paceline.diagnose.doctor.findings import CHECKS
 from paceline.errors import MissingError
-from paceline.launch.doctor import Examination, Facts, Needs, Pair, findings, require_healthy
-from paceline.launch.doctor.findings import CHECKS
 
 GIB = 2**30
 

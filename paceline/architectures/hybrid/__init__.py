@@ -1,0 +1,162 @@
+"""`hybrid`: gradients are summed inside each host through shared memory, between hosts by leaders.
+
+The members of a host (those whose identity names the same one) lay their gradients into memory they
+all see; each sums its own stretch of every bucket (`host_sums.py`). The first member leads: it
+alone exchanges the host's sums with the other leaders, by `ring` (gloo) or through servers, so that
+what crosses the network does not grow with the members of a host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline import spec
+from paceline.architectures.hybrid.elastic_hosts import ElasticHosts
+from paceline.architectures.hybrid.host_sums import Between, HostCollective
+from paceline.architectures.server import serve as serve_leaders
+from paceline.autograd.buckets import Bucket, BucketedArchitecture
+from paceline.collectives.collective import TorchCollective
+from paceline.collectives.context import Context
+from paceline.collectives.notes import Meeting
+from paceline.errors import SpecError
+from paceline.protocol.buckets import HYBRID_BUCKET_BYTES as BUCKET_BYTES
+from paceline.protocol.collectives import hosts_of
+from paceline.served.exchange import Exchange
+from paceline.served.shapes import Exchanged
+
+
+class HybridArchitecture(BucketedArchitecture):
+    """Shared memory inside a host, one leader per host outside."""
+
+    def __init__(self, options: spec.Hybrid, context: Context) -> None:
+        self._sums = _sums(options, context)
+        allocate = self._sums.allocate_bucket
+        super().__init__(self._sums, context, bucket_bytes=BUCKET_BYTES, allocate=allocate)
+
+    def _deal(self) -> None:
+        """Buckets lie in memory that the host shares: made, then found by the others."""
+        self._sums.forget()
+        super()._deal()
+        self._sums.connect()
+
+    def _begin(self) -> None:
+        """Behind a loss buckets are dealt anew, for those with whom they are summed."""
+        if not self._has_begun and self._sums.is_outdated:
+            self._deal()
+        super()._begin()
+
+    def _part_with(self, bucket: Bucket) -> None:
+        """Its memory is known to others: what the script holds on to gets memory of its own."""
+        for slot in bucket.slots:
+            mean = slot.given
+            if mean is not None and not slot.has_mean:
+                mean.data = mean.clone()
+        if bucket.is_held_on_to():
+            problem = "the script holds on to views of gradients of an earlier step."
+            raise SpecError("architecture hybrid", problem, "keep copies: parameter.grad.clone().")
+
+    def counters(self) -> dict[str, object]:
+        return self._sums.counters()
+
+
+def serve(options: spec.Hybrid, context: Context) -> dict[str, object]:
+    """A server member: to it the leaders are the workers."""
+    if options.serving is None:
+        context.note(f"{context.identity.name} has nothing to do: between = ring needs no servers.")
+        return {}
+    hosts = _hosts(Meeting(context), context.identity.workers)
+    if len(hosts) == 1:
+        context.note(f"{context.identity.name} has nothing to do: all workers share one host.")
+        return {}
+    return serve_leaders(options.serving, _among_leaders(context, hosts))
+
+
+class RingSums(TorchCollective):
+    """Sums over the leaders by gloo."""
+
+    def deal(self, flats: Sequence[Tensor]) -> None:
+        pass
+
+
+class ServedSums:
+    """Sums over the leaders by servers: to them a leader is a worker.
+
+    A bucket leaves when its host has summed it, in backward; its mean is waited for at the end.
+    """
+
+    def __init__(self, options: spec.Server, context: Context) -> None:
+        self._options, self._context = options, context
+        self._num_leaders = context.identity.workers
+        self._started: list[Tensor] = []
+        self._exchange: Exchange | None = None
+        self._opening = 0
+
+    def deal(self, flats: Sequence[Tensor]) -> None:
+        if self._exchange is not None:
+            self._exchange.close(failed=False, again=True)
+            self._opening += 1
+        exchanged = Exchanged(
+            names=[f"bucket{number}" for number in range(len(flats))],
+            tensors=[torch.zeros_like(flat) for flat in flats],
+            groups=[0] * len(flats),
+            optimizer="",
+            settings=[],
+        )
+        self._exchange = Exchange(self._options, self._context, exchanged, self._opening)
+
+    def start(self, flat: Tensor) -> None:
+        assert self._exchange is not None
+        self._exchange.cutter.take(len(self._started), flat, mean=True)
+        self._started.append(flat)
+
+    def finish(self) -> None:
+        assert self._exchange is not None
+        started, self._started = self._started, []
+        for flat, mean in zip(started, self._exchange.means(copied=False)[1], strict=True):
+            assert mean is not None
+            torch.mul(mean, self._num_leaders, out=flat)
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close(failed=False)
+
+
+def _sums(options: spec.Hybrid, context: Context) -> HostCollective | ElasticHosts:
+    identity = context.identity
+    if context.crew is not None:
+        return ElasticHosts(context, context.crew, lambda hosts: _among(options, context, hosts))
+    meeting = Meeting(context)
+    meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
+    hosts = _hosts(meeting, identity.workers)
+    return HostCollective(context, meeting, hosts, lambda: _among(options, context, hosts))
+
+
+def _among(
+    options: spec.Hybrid, context: Context, hosts: Sequence[Sequence[int]]
+) -> Between | None:
+    """A leader's way to the others."""
+    if len(hosts) == 1:
+        return None
+    if options.serving is None:
+        return RingSums(context, "gloo", [mates[0] for mates in hosts])
+    return ServedSums(options.serving, _among_leaders(context, hosts))
+
+
+def _hosts(meeting: Meeting, workers: int) -> list[list[int]]:
+    """The workers of each host, as all have said where they are."""
+    return hosts_of(meeting.read(f"hybrid/host/{n}", str, f"worker{n}") for n in range(workers))
+
+
+def _among_leaders(context: Context, hosts: Sequence[Sequence[int]]) -> Context:
+    """The job as leaders and servers see it: one worker per host."""
+    identity = context.identity
+    index = len(hosts) + identity.rank
+    if identity.role == "worker":
+        index = next(number for number, mates in enumerate(hosts) if identity.rank in mates)
+    reduced = msgspec.structs.replace(
+        identity, index=index, workers=len(hosts), local_index=0, local_members=1
+    )
+    return replace(context, identity=reduced)

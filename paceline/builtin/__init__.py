@@ -1,0 +1,1 @@
+"""The built-in training loop: optimizers, learning-rate schedules, checkpoints, evaluation."""

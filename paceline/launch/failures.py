@@ -1,0 +1,201 @@
+"""What is asked for when a worker is lost, whether it can be had, and when a launcher lets it be.
+
+What the members do about it is the architecture's affair: a launcher only does not end them.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from paceline import spec
+from paceline.errors import MemberError, SpecError
+from paceline.launch.last_words import ECHO_SECONDS, Ending
+from paceline.launch.process import MemberCommand
+from paceline.protocol.placement import worker_of
+from paceline.protocol.plan import check, why_no_second_homes, written_shape
+from paceline.record import Event, RunFolder
+
+WHERE = "--on-loss"
+
+BEGUN = "begun"
+"""The kind of event that says that all members have met: before it nobody can go on."""
+
+LOST = re.compile(r"\b((?:worker|server)\d+) was (?:lost|ended by signal 9)\b")
+"""How an error tells of one that was lost: by those who missed it, or by its end itself."""
+
+
+class Losses:
+    """Which failures of one life end the job."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        say: Callable[[str], None],
+        newcomers: Iterable[MemberCommand] = (),
+    ) -> None:
+        """`newcomers`: workers that may be started in the place of lost ones."""
+        self._folder, self._say = folder, say
+        experiment = folder.experiment()
+        self._founders = experiment.cluster.workers
+        self._servers = experiment.num_servers
+        self._has_second_homes = not why_servers_are_needed(experiment)
+        self._newcomers = iter(newcomers)
+        self.to_start: list[MemberCommand] = []
+        """In the place of lost ones, for the launcher to take."""
+        self._lives = self._begun()
+        self.let_be: dict[str, float] = {}
+        """Lost members without whom the others go on, and when each ended."""
+        self._spoke: Ending | None = None
+        """Of the last of these that spoke for all, by an error of its own."""
+
+    def _begun(self) -> int:
+        return sum(event.kind == BEGUN for event in self._folder.events())
+
+    def fatal(self, failed: Sequence[Ending], others: Collection[str]) -> list[Ending]:
+        """Those among the failed that end the job, with what may have been their cause.
+
+        `others`: members that run, or have ended well."""
+        workers = [name for name in others if name.startswith("worker")]
+        news = [one for one in failed if one.name not in self.let_be]
+        if not news:
+            return []
+        able = self._have_second_homes(news) and all(map(self._can_be_done_without, news))
+        if workers and able and self._begun() > self._lives:
+            for one in sorted(news, key=lambda one: one.name):
+                if one.status > 0 and worker_of(one.name) == self._speaker():
+                    self._spoke = one
+                self.let_be[one.name] = one.time
+                how = MemberError(one.name, one.status, one.lines).brief
+                # Who comes later asks worker 0 for its place.
+                is_worker = one.name.startswith("worker") and "worker0" not in self.let_be
+                newcomer = next(self._newcomers, None) if is_worker else None
+                instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
+                left = f"{len(workers)} workers go" if len(workers) > 1 else "1 worker goes"
+                self._say(f"{how}; {left} on without it{instead}")
+                self.to_start += [] if newcomer is None else [newcomer]
+            return []
+        return news if any(map(_has_own_reason, news)) else [*self._newest(failed, news), *news]
+
+    def _speaker(self) -> int | None:
+        """The worker that does what is done once for all."""
+        left = (rank for rank in range(self._founders) if f"worker{rank}" not in self.let_be)
+        return min(left, default=None)
+
+    def _newest(self, failed: Sequence[Ending], news: Sequence[Ending]) -> list[Ending]:
+        """Whom those who failed now may have lost, when nothing else is known to have gone wrong:
+        the last one that was let be. Without those before it they had gone on."""
+        first = min(one.time for one in news)
+        lost = [one for one in failed if one.name in self.let_be]
+        near = [one for one in lost if one.time >= first - ECHO_SECONDS]
+        return [max(near, key=lambda one: one.time)] if near else []
+
+    def _have_second_homes(self, news: Sequence[Ending]) -> bool:
+        """Where servers are among the lost: what they had is with others too, and one is left."""
+        names = [one.name for one in news if one.name.startswith("server")]
+        gone = [name for name in self.let_be if name.startswith("server")]
+        return not names or (self._has_second_homes and len(gone) + len(names) < self._servers)
+
+    def _can_be_done_without(self, one: Ending) -> bool:
+        """A worker, whatever it died of but what it was asked for: that all would die of."""
+        rank = worker_of(one.name)
+        return rank is None or rank >= self._founders or one.status != SpecError.exit_status
+
+    def record(self, dilation: float) -> None:
+        """The others have ended well: have in the record whom they had no more steps to miss in.
+
+        MemberError where it was the one that spoke for all, by an error behind its last step: what
+        it does once for all, as saving the weights, nobody did.
+        """
+        told = {event.member for event in self._folder.events() if event.kind == "lost"}
+        for name, moment in self.let_be.items():
+            if name in told:
+                continue
+            text = f"{name} was lost when nobody needed it any more"
+            event = Event(time_seconds=moment / dilation, member=name, kind="lost", text=text)
+            self._folder.add_event(event)
+            for member in self._folder.members():
+                if member.name == name:
+                    member.status = "lost"
+                    self._folder.write_member(member)
+        if self._spoke is not None and self._has_done_all_steps(self._spoke.name):
+            raise MemberError(self._spoke.name, self._spoke.status, self._spoke.lines)
+
+    def _has_done_all_steps(self, name: str) -> bool:
+        names = [f"worker{rank}" for rank in range(self._founders)]
+        last = {one: steps[-1].step for one in names if (steps := self._folder.steps(one))}
+        return last.get(name, -1) >= max(last.values(), default=-1)
+
+
+def _has_own_reason(one: Ending) -> bool:
+    """A signal from outside, or an error that is nobody else's loss."""
+    return one.status < 0 or bool(one.complaint and not one.is_echo)
+
+
+def check_on_loss(experiment: spec.Experiment) -> None:
+    """Raise SpecError where `continue` is asked for and nobody could."""
+    cluster, kind = experiment.cluster, experiment.architecture
+    if not cluster.goes_on:
+        return
+    if cluster.workers == 1:
+        problem = "there is one worker, and nobody to go on without it."
+        raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
+    check_survives(kind)
+    if isinstance(kind, spec.Server):
+        check(kind, written_shape(experiment))
+    for name, needs_all in {
+        "reading": experiment.workload.reading != "each",
+        "balance": cluster.balance,
+    }.items():
+        if needs_all:
+            problem = f"{name} does not go with it: it takes every worker that began."
+            raise SpecError(WHERE, problem, "leave it out, or write stop.")
+    if cluster.launcher == "ray":
+        problem = "members that Ray starts end together."
+        raise SpecError(WHERE, problem, "leave --launcher out, or write stop.")
+
+
+def why_servers_are_needed(experiment: spec.Experiment) -> str:
+    """Why the others cannot go on without a lost server; empty where they can."""
+    kind = experiment.architecture
+    if not isinstance(kind, spec.Server):
+        return "there are no servers"
+    return why_no_second_homes(kind, written_shape(experiment))
+
+
+def check_survives(kind: spec.Architecture) -> None:
+    """Raise SpecError for an architecture whose workers need each other."""
+    if not kind.survives:
+        name = spec.format_architecture(kind)
+        problem = f"the workers of {name} cannot go on without one of them."
+        again = "to start again"
+        if isinstance(kind, spec.Pipeline):
+            again = "to begin anew: a pipeline has no checkpoints"
+        raise SpecError(WHERE, problem, f"write stop, and --restarts {again}.")
+
+
+def way_out(error: MemberError, folder: RunFolder) -> str:
+    """The fix of an error that tells of a loss: the flags with which the job would have outlived
+    it; empty where there are none, or it tells of something else."""
+    experiment = folder.experiment()
+    lost = set(LOST.findall(str(error).partition("\n")[0]))
+    ways = []
+    if lost and _could_go_on(experiment, lost, folder):
+        ways.append("--on-loss continue goes on without it")
+    if lost and not experiment.cluster.restarts:
+        ways.append("--restarts 3 starts all again")
+    return f"\n  fix: {'; '.join(ways)}." if ways else ""
+
+
+def _could_go_on(experiment: spec.Experiment, lost: Collection[str], folder: RunFolder) -> bool:
+    """Whether those who are left could, had they been asked to."""
+    if experiment.cluster.goes_on or not any(folder.steps(one.name) for one in folder.members()):
+        return False  # it was asked for and did not help, or came before all had met
+    asked = spec.replace(experiment, on_loss="continue")
+    try:
+        check_on_loss(asked)
+    except SpecError:
+        return False
+    num_servers = sum(name.startswith("server") for name in lost)
+    serves = not num_servers or (
+        num_servers < asked.num_servers and not why_servers_are_needed(asked)
+    )
+    return serves and len(lost) - num_servers < asked.cluster.workers

@@ -1,0 +1,425 @@
+"""Before step 1: members find each other, agree on a plan, and lay out their memory."""
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline import spec
+from paceline.collectives.context import Context
+from paceline.collectives.notes import Meeting
+from paceline.launch import Identity
+from paceline.protocol.exchange import ExchangeMachine
+from paceline.protocol.placement import seats as seats_of
+from paceline.protocol.plan import check, placement_of
+from paceline.protocol.seat import SeatMachine
+from paceline.served import device_memory
+from paceline.served.client import WorkerSide
+from paceline.served.compression import Codec, make_codec
+from paceline.served.device import (
+    DeviceWorker,
+    Pinned,
+    Staging,
+    is_apart,
+    open_staging,
+    use_free_cores,
+)
+from paceline.served.device_memory import DeviceTicket, is_shared
+from paceline.served.device_server import DeviceServerSide, seat_device
+from paceline.served.job_plan import AnyMessage, JobPlan
+from paceline.served.loop import MemberLoop
+from paceline.served.memory import Flats
+from paceline.served.server import ServerSide
+from paceline.served.shapes import Exchanged, check_plan, make_job_plan, shape_of
+from paceline.served.transports import Carrier, Carriers, Local, Shared, Spared, Wire
+from paceline.wire import Post, Segment, StreamPost, Ticket, ZeroMqPost
+
+LEAVING_SECONDS = 0.002
+
+
+@dataclass(kw_only=True)
+class OpenMember:
+    """One member's part: its loop, the sides it has, and the memory they use."""
+
+    plan: JobPlan
+    post: Post[AnyMessage]
+    loop: MemberLoop
+    server: ServerSide | None
+    memory: list[Flats]
+
+    def serve(self) -> None:
+        """Be nothing but a server, until every worker has left."""
+        self.loop.run(lambda: self.server is not None and self.server.machine.over)
+
+    def counters(self) -> dict[str, object]:
+        if self.server is None:
+            return {}
+        return {**self.server.counters(), "refused_parcels": self.post.refused}
+
+    def close(self, seconds: float) -> None:
+        self.loop.stop()
+        if self.server is not None:
+            self.server.close()
+        self.post.close()
+        for flats in self.memory:
+            flats.close()
+
+
+@dataclass(kw_only=True)
+class OpenWorker(OpenMember):
+    worker: WorkerSide
+    held: Flats
+    """Where this worker reads weights, or averaged gradients."""
+
+    read: Flats
+    """Where its tensors find them: the same, or a copy on their device."""
+
+    staging: Staging | None
+    """Its way to the device, if it computes on one."""
+
+    gradients: Flats | None
+    """Where it leaves gradients for servers that share its memory."""
+
+    meeting: Meeting
+
+    def counters(self) -> dict[str, object]:
+        counted = super().counters()
+        counted["late_chunks"] = self.worker.machine.late_chunks
+        counted["exchanged_bytes_sent"] = self.post.bytes_sent
+        counted["exchanged_bytes_received"] = self.post.bytes_received
+        return {**counted, **self.worker.codec.counters()}
+
+    def close(self, seconds: float, *, failed: bool = False) -> None:
+        """Leave, and go on serving until every other worker has left or `seconds` are over.
+
+        One that failed does not leave where the others can go on: it is lost to them."""
+        end, machine = time.monotonic() + seconds, self.worker.machine
+        self.worker.leave(failed=failed)
+        while not machine.may_end(served=self.server is None or self.server.machine.over):
+            if time.monotonic() > end or self.worker.failure is not None:
+                break
+            time.sleep(LEAVING_SECONDS)
+        self.worker.close()
+        self.loop.stop()  # it starts copies too
+        if self.staging is not None:
+            self.staging.close()
+        super().close(seconds)
+
+
+def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) -> OpenWorker:
+    """This worker's part. After it every worker's tensors have worker 0's values; where it joins a
+    job that runs, those which the servers have when its first step begins."""
+    identity, meeting = context.identity, Meeting(context)
+    leads, joins = identity.rank == 0, identity.has_joined
+    is_on_device = not joins and _shares_device(options, context, meeting, exchanged.device)
+    plan, served = _agree(options, identity, meeting, exchanged, is_on_device)
+    post = _open_post(options, context, meeting, plan, leads)
+    gradients = None
+    serves_alone = all(seat.member == identity.name for seat in plan.seats)
+    if plan.on_device or (plan.rules.shared and not serves_alone):
+        gradients = _offer_gradients(plan, meeting, identity, exchanged.device)
+    exclusive = plan.rules.exclusive
+    pinned = exchanged.device.type == "cuda"
+    held = served if exclusive and served is not None else Flats.private(plan.layout, pinned=pinned)
+    if held is not served:
+        write_tensors(exchanged.tensors, held)
+    store = served or (held if exclusive else Flats.private(plan.layout))
+    codec = make_codec(options.compression, options.topk_fraction)
+    wire = Wire(held, codec, keeps=plan.rules.second_homes)
+    local: Carrier = Local(held, store, wire)
+    if plan.on_device and gradients is not None:
+        local = Shared(gradients, held, store, copies=False)
+    server = None
+    if plan.seat_of(identity.name) is not None:
+        server = _make_server(options, context, plan, meeting, store, local)
+    staging = open_staging(
+        context, exchanged.device, plan.layout, held, gradients, on_device=plan.on_device
+    )
+    apart: Carrier = wire
+    if gradients is not None:
+        apart = Shared(gradients, held, store, copies=plan.rules.copies)
+    inside = local
+    if plan.rules.second_homes and isinstance(local, Local):
+        inside = Spared(local, wire)
+    worker = _make_worker(context, plan, post, held, codec, (apart, inside), staging)
+    loop = MemberLoop(plan, post, worker, server, context.note)
+    member = OpenWorker(
+        plan=plan,
+        post=post,
+        loop=loop,
+        server=server,
+        memory=[flats for flats in (served, held, gradients) if flats is not None],
+        worker=worker,
+        held=held,
+        read=held if staging is None else staging.weights,
+        staging=staging,
+        gradients=gradients,
+        meeting=meeting,
+    )
+    _connect(post, plan, meeting)
+    loop.start(lambda: use_free_cores(plan, identity))
+    if joins:
+        worker.join()
+    else:
+        _share_weights(plan, worker, held, served, leads)
+    read_tensors(exchanged.tensors, held)
+    if not joins:
+        _start_together(member, identity)
+    return member
+
+
+def _start_together(member: OpenWorker, identity: Identity) -> None:
+    """Whoever starts to train may overwrite what another still reads."""
+    own = " ".join(map(str, os.sched_getaffinity(0)))
+    cores = [note.split() for note in member.meeting.gather("started", own, identity.workers)]
+    are_disjoint = sum(map(len, cores)) == len(set().union(*cores))
+    # What a worker on a device waits for comes from a thread that needs the interpreter.
+    waits_alone = member.staging is None and not identity.servers
+    if member.plan.rules.shared and waits_alone and are_disjoint:
+        member.loop.spin()
+
+
+def set_up_server(options: spec.Server, context: Context) -> OpenMember | None:
+    """A server member's part; None when the placement gives it no share."""
+    identity, meeting = context.identity, Meeting(context)
+    shape = shape_of(identity)
+    check(options, shape)
+    table = seats_of(placement_of(options, shape), identity.workers, identity.servers)
+    if identity.name not in {seat.member for seat in table}:
+        return None
+    _shares_device(options, context, meeting, seat_device(options, context))
+    plan = meeting.read("plan", JobPlan, "worker0")
+    use_free_cores(plan, identity)
+    post = _open_post(options, context, meeting, plan, leads=False)
+    store = _reach_served(plan, seat_device(options, context)) or Flats.private(plan.layout)
+    server = _make_server(options, context, plan, meeting, store)
+    loop = MemberLoop(plan, post, None, server, context.note)
+    return OpenMember(plan=plan, post=post, loop=loop, server=server, memory=[store])
+
+
+def _shares_device(
+    options: spec.Server, context: Context, meeting: Meeting, device: torch.device | None
+) -> bool:
+    """Whether all members hand chunks over inside one GPU; all ask before there is a plan."""
+    shape, identity = shape_of(context.identity), context.identity
+    own = device if device is not None and is_apart(device) else None
+    holds, why = is_shared(options, shape, identity, meeting, own)
+    if why and identity.rank == 0:
+        context.note(f"members do not share a GPU's memory, and chunks take main memory ({why}).")
+    return holds
+
+
+def _reach_served(plan: JobPlan, device: torch.device | None) -> Flats | None:
+    """What is served, where worker 0 has laid it; None where members share no memory."""
+    if plan.device_ticket is not None:
+        assert device is not None, "who has none does not agree to share a device's memory"
+        return Flats(plan.layout, device_memory.reach(plan.device_ticket, device))
+    return None if plan.ticket is None else Flats.shared(plan.layout, Segment.attach(plan.ticket))
+
+
+def _agree(
+    options: spec.Server,
+    identity: Identity,
+    meeting: Meeting,
+    exchanged: Exchanged,
+    is_on_device: bool,
+) -> tuple[JobPlan, Flats | None]:
+    """The plan that worker 0 makes, and the memory where all find what is served, if they share."""
+    served: Flats | None = None
+    if identity.rank == 0:
+        plan = make_job_plan(exchanged, options, identity)
+        if is_on_device:
+            served, ticket = _offer_on_device(plan, exchanged.device)
+            plan = msgspec.structs.replace(plan, device_ticket=ticket)
+            write_tensors(exchanged.tensors, served)
+        elif plan.rules.shared:
+            served = Flats.shared(plan.layout)
+            assert served.segment is not None
+            plan = msgspec.structs.replace(plan, ticket=served.segment.ticket)
+            write_tensors(exchanged.tensors, served)
+        meeting.leave("plan", plan)
+    plan = meeting.read("plan", JobPlan, "worker0")
+    check_plan(plan, exchanged)
+    if served is None:
+        served = _reach_served(plan, exchanged.device)
+    return plan, served
+
+
+def write_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
+    """After it others may read them there."""
+    flats.clear_padding()
+    with torch.no_grad():
+        for index, tensor in enumerate(tensors):
+            flats.parameter(index, tensor).copy_(tensor)
+    flats.settle()
+
+
+def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
+    """After it others may write there."""
+    with torch.no_grad():
+        for index, tensor in enumerate(tensors):
+            tensor.copy_(flats.parameter(index, tensor))
+    flats.settle()
+
+
+def _open_post(
+    options: spec.Server, context: Context, meeting: Meeting, plan: JobPlan, leads: bool
+) -> Post[AnyMessage]:
+    """The member's mailbox; if it serves, its address is made known."""
+    identity = context.identity
+    # Inside one host, and in emulated hosts nobody else can reach, the key admits members; between
+    # real hosts what they say is encrypted too, unless the user trusts the network.
+    exposed = not identity.on_one_host and not identity.owns_interfaces
+    kind = ZeroMqPost if exposed and options.encrypt else StreamPost
+    post: Post[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
+    if plan.seat_of(identity.name) is not None:
+        chunk_bytes = max((chunk.size_bytes for chunk in plan.layout.chunks), default=0)
+        post.largest_bytes = max(4 << 20, 2 * chunk_bytes)  # top-k sends places beside values
+        endpoint = post.bind("" if plan.rules.shared else identity.address)
+        meeting.leave(f"post/{identity.name}", endpoint)
+    return post
+
+
+def _offer_gradients(
+    plan: JobPlan, meeting: Meeting, identity: Identity, device: torch.device
+) -> Flats:
+    key = f"gradients/{identity.name}"
+    if plan.on_device:
+        gradients, ticket = _offer_on_device(plan, device)
+        meeting.leave(key, ticket)
+        return gradients
+    gradients = Flats.shared(plan.layout)
+    assert gradients.segment is not None
+    meeting.leave(key, gradients.segment.ticket)
+    return gradients
+
+
+def _offer_on_device(plan: JobPlan, device: torch.device) -> tuple[Flats, DeviceTicket]:
+    memory, ticket = device_memory.offer(Flats.size_bytes(plan.layout), device)
+    return Flats(plan.layout, memory), ticket
+
+
+def _make_server(
+    options: spec.Server,
+    context: Context,
+    plan: JobPlan,
+    meeting: Meeting,
+    store: Flats,
+    local: Carrier | None = None,
+) -> ServerSide:
+    """`local`: the way to the worker of this process, if it has one."""
+    own, rules = context.identity.name, plan.rules
+    seat = plan.seat_of(own)
+    assert seat is not None
+    wire = Wire(store, make_codec(options.compression, options.topk_fraction))
+    device = store.chunk(0).device if plan.on_device else seat_device(options, context)
+    pinned = Pinned(context) if device is not None and device.type == "cuda" else None
+    if pinned is not None and local is None:  # else the worker of this process has seen to it
+        pinned.add(store.segment)
+
+    def way_to(name: str) -> Carrier:
+        if not rules.shared:
+            return wire
+        if plan.on_device:
+            offered = meeting.read(f"gradients/{name}", DeviceTicket, name)
+            assert device is not None
+            found = Flats(plan.layout, device_memory.reach(offered, device))
+            return Shared(found, None, store, copies=False)
+        ticket = meeting.read(f"gradients/{name}", Ticket, name)
+        gradients = Flats.shared(plan.layout, Segment.attach(ticket))
+        if pinned is not None:
+            pinned.add(gradients.segment)
+        return Shared(gradients, None, store, copies=rules.copies)
+
+    workers = [f"worker{worker}" for worker in range(plan.workers)]
+    here = {own: local} if local is not None else {}
+    known = {name: here.get(name) or way_to(name) for name in workers}
+    carriers = Carriers(known, way_to)
+    machine = SeatMachine(plan, seat, assigned=rules.shared)
+    common: dict[str, Any] = {"plan": plan, "machine": machine, "carriers": carriers}
+    if device is None:
+        return ServerSide(served=store, **common)
+    return DeviceServerSide(device, published=store, pinned=pinned, **common)
+
+
+def _make_worker(
+    context: Context,
+    plan: JobPlan,
+    post: Post[AnyMessage],
+    held: Flats,
+    codec: Codec,
+    ways: tuple[Carrier, Carrier],
+    staging: Staging | None,
+) -> WorkerSide:
+    """`ways`: to other members' seats, and to the one in this process."""
+    (apart, inside), own = ways, plan.seat_of(post.name)
+    common: dict[str, Any] = {
+        "plan": plan,
+        "machine": ExchangeMachine(plan, context.identity.rank),
+        "held": held,
+        "carriers": [inside if owner == own else apart for owner in plan.owners],
+        "inside": inside,
+        "codec": codec,
+        "wake": post.wake,
+        "deadline_seconds": context.deadline_seconds,
+    }
+    worker = WorkerSide(**common) if staging is None else DeviceWorker(staging, **common)
+    post.place = worker.place
+    return worker
+
+
+def _connect(post: Post[AnyMessage], plan: JobPlan, meeting: Meeting) -> None:
+    for seat in plan.seats:
+        if seat.member != post.name:
+            post.connect(seat.member, meeting.read(f"post/{seat.member}", str, seat.member))
+
+
+def _share_weights(
+    plan: JobPlan, worker: WorkerSide, held: Flats, served: Flats | None, leads: bool
+) -> None:
+    """After it every worker holds worker 0's weights."""
+    chunks = range(len(plan.owners))
+    if plan.rules.shared:
+        assert served is not None
+        for chunk in chunks if held is not served else ():
+            held.chunk(chunk).copy_(served.chunk(chunk))
+        return
+    if leads:
+        for chunk in chunks:
+            worker.assign(chunk, held.chunk(chunk))
+    worker.fetch()
+    worker.wait_all()
+
+
+def share_rest(
+    tensors: Sequence[Tensor],
+    meeting: Meeting,
+    rank: int,
+    key: str = "rest",
+    leader: int = 0,
+    lost: Collection[int] | None = None,
+) -> None:
+    """Give every worker the leader's values of what is not exchanged: buffers, frozen weights.
+
+    Afterwards buffers are each worker's own, as means and variances of batch norm are of the
+    batches it saw. A checkpoint of worker 0 holds worker 0's. Without a leader that is `lost`
+    meanwhile each keeps its own.
+    """
+    with torch.no_grad():
+        for number, tensor in enumerate(tensors):
+            if rank == leader:
+                flat = tensor.detach().cpu().contiguous().view(-1)
+                meeting.leave(f"{key}/{number}", bytes(flat.view(torch.uint8).numpy()))
+            else:
+                try:
+                    told = meeting.read_unless_lost(f"{key}/{number}", bytes, leader, lost)
+                except LookupError:
+                    return
+                data = bytearray(told)
+                values = torch.frombuffer(data, dtype=torch.uint8).view(tensor.dtype)
+                tensor.copy_(values.view(tensor.shape))

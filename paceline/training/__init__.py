@@ -1,1 +1,0 @@
-"""Training: the public calls, the loop of one worker, the server process, checkpoints."""
