@@ -296,7 +296,7 @@ def prepared(
     for chunk in member.plan.layout.chunks:
         end = min(chunk.stop, source.numel())
         values = source[chunk.start : end]
-        local = member.plan.seats[member.plan.owners[chunk.index]].member == member.post.name
+        local = member.plan.seats[member.plan.owners[chunk.index]].member == member.mailbox.name
         if not from_source and not local:
             assert member.gradients is not None
             member.gradients.chunk(chunk.index)[: end - chunk.start].copy_(values)

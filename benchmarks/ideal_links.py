@@ -145,7 +145,7 @@ class Ideal:
     """Of a chunk that is updated."""
 
     message_seconds: float = 0.0
-    """Of each parcel, at the member that takes it in."""
+    """Of each packet, at the member that takes it in."""
 
     def payload_bytes(self, send: Send) -> float:
         assert send.payload is not None

@@ -32,7 +32,7 @@ from strangers import Port, Stranger
 
 from paceline.errors import ExchangeError
 from paceline.protocol.messages import Answer, Push
-from paceline.wire import JobKey, StoreClient, StreamPost, ZeroMqPost
+from paceline.wire import JobKey, StoreClient, StreamMailbox, ZeroMqMailbox
 
 STRANGERS = 4
 GROWTH_BYTES = 30 << 20
@@ -168,22 +168,22 @@ def by_pushing(ports: Sequence[Port], pids: dict[str, int]) -> Iterator[str]:
     for port in ports:
         if port.name == "store" or port.speaks not in ("hello", "zmtp"):
             continue
-        kind = StreamPost if port.speaks == "hello" else ZeroMqPost
-        post = kind("worker0", Push | Answer, GUESSED)
+        kind = StreamMailbox if port.speaks == "hello" else ZeroMqMailbox
+        mailbox = kind("worker0", Push | Answer, GUESSED)
         address = port.address
         endpoint = f"@{address}" if isinstance(address, str) else "{}:{}".format(*address)
         prefix = "tcp://" if port.speaks == "zmtp" else ""
-        post.connect(port.name, prefix + endpoint)
-        post.send(port.name, [PUSH], [struct.pack("<f", float("inf")) * 1000])
+        mailbox.connect(port.name, prefix + endpoint)
+        mailbox.send(port.name, [PUSH], [struct.pack("<f", float("inf")) * 1000])
         end = time.monotonic() + 2.0
         try:
             while time.monotonic() < end:
-                if post.receive(0.1):
+                if mailbox.receive(0.1):
                     yield f"{port.name} answered a push with another key"
         except ExchangeError:
             pass
         with contextlib.suppress(ExchangeError):
-            post.close()
+            mailbox.close()
 
 
 def by_plain_zeromq(ports: Sequence[Port], pids: dict[str, int]) -> Iterator[str]:

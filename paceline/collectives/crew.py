@@ -38,7 +38,7 @@ from paceline.protocol.regrouping import (
     Report,
     Stopped,
 )
-from paceline.wire import JobKey, StreamPost
+from paceline.wire import JobKey, StreamMailbox
 
 IDLE_SECONDS = 5.0
 NOTICE_SECONDS = 10.0
@@ -117,7 +117,7 @@ class Crew:
         self._regroup: Regroup | None = None
         self._is_over = self._closing = self._has_ended = False
         self._failure: PacelineError | None = None
-        self._post: StreamPost[Message] = StreamPost(
+        self._mailbox: StreamMailbox[Message] = StreamMailbox(
             identity.name, Here | Report | Done | GaveUp, JobKey(identity.key)
         )
         forget = weakref.WeakMethod(self._forget)
@@ -127,17 +127,17 @@ class Crew:
     def _forget(self) -> None:
         """Called in a process forked from this one (a loader's), which would keep the connections
         open when this one has ended."""
-        self._post.abandon()
+        self._mailbox.abandon()
 
     def _meet(self) -> None:
         """Each calls those before it, and is called by those behind it."""
         identity = self._identity
-        where = self._post.bind("" if identity.on_one_host else identity.address)
+        where = self._mailbox.bind("" if identity.on_one_host else identity.address)
         with _told_apart("worker0", self._deadline_seconds):
             self.store.set(f"crew/{identity.rank}", where)
         for rank in range(identity.rank):
-            self._post.connect(f"worker{rank}", self._address_of(rank))
-            self._post.send(f"worker{rank}", [Here(identity.rank)])
+            self._mailbox.connect(f"worker{rank}", self._address_of(rank))
+            self._mailbox.send(f"worker{rank}", [Here(identity.rank)])
         self._thread = threading.Thread(target=self._watch, name="paceline-crew", daemon=True)
         self._thread.start()
         everybody = set(range(identity.workers))
@@ -194,7 +194,7 @@ class Crew:
         """Have the watching thread look up, if it has not seen for itself that it is to end."""
         with self._changed:
             if not self._has_ended:
-                self._post.wake()
+                self._mailbox.wake()
 
     def _stop(self, progress: Progress, *, is_done: bool) -> None:
         stopped = Stopped(
@@ -256,15 +256,15 @@ class Crew:
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
-        self._post.close()
+        self._mailbox.close()
 
     def _turn(self) -> None:
         """Take what came from others and from the training thread, in the order it came."""
-        for parcel in self._post.receive(IDLE_SECONDS):
-            for message in parcel.messages:
+        for packet in self._mailbox.receive(IDLE_SECONDS):
+            for message in packet.messages:
                 self._handle(message)
-        while self._post.lost:
-            self._handle(Lost(self._post.lost.popleft()))
+        while self._mailbox.lost:
+            self._handle(Lost(self._mailbox.lost.popleft()))
         self._take_told()
         with self._changed:
             self._changed.notify_all()
@@ -291,4 +291,4 @@ class Crew:
 
     def _say(self, member: str, message: Message) -> None:
         called_us = (worker_of(member) or 0) > self._identity.rank
-        (self._post.reply if called_us else self._post.send)(member, [message])
+        (self._mailbox.reply if called_us else self._mailbox.send)(member, [message])

@@ -29,7 +29,7 @@ class Roads(Protocol):
     links: Links
 
     def path(self, source: str, target: str, *, to_seat: bool) -> Path:
-        """Called for each parcel: the links it crosses. None at all: it arrives at once."""
+        """Called for each packet: the links it crosses. None at all: it arrives at once."""
 
 
 class Costs(Protocol):
@@ -42,7 +42,7 @@ class Costs(Protocol):
         """Called before a message leaves: what a member does to its payload, one by one."""
 
     def receiving_seconds(self, member: str, sends: Sequence[Send]) -> float:
-        """Called when a parcel has come; a member takes in one after the other, its seat and its
+        """Called when a packet has come; a member takes in one after the other, its seat and its
         worker each on their own."""
 
     def working_seconds(self, member: str, work: Work) -> float:
@@ -117,7 +117,7 @@ class VirtualMember:
                 self._job.notes.append(action.text)
 
     def arrive(self, sends: Sequence[Send]) -> None:
-        """A parcel is here; it is looked at when those before it have been."""
+        """A packet is here; it is looked at when those before it have been."""
         seconds, seat = self._job.costs.receiving_seconds(self.name, sends), sends[0].seat
         self.busy_seconds += seconds if seat else 0.0
         self._taken_in_at[seat] = max(self._taken_in_at[seat], self.now()) + seconds
@@ -158,7 +158,7 @@ class VirtualJob:
         self.plan, self.costs, self.roads, self.clock = plan, costs, roads, clock
         self.notes: list[str] = []
         self.events = 0
-        """Parcels that were sent: what the simulation cost."""
+        """Packets that were sent: what the simulation cost."""
         workers = {f"worker{w}": machine(plan, w) for w in range(plan.workers)}
         serving = {seat.member: None for seat in plan.seats if seat.member not in workers}
         self.members = {

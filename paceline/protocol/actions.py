@@ -33,7 +33,7 @@ class Send(Action, frozen=True, gc=False):
     payload: int | None = None
     """The chunk whose gradient (push), weights or mean (answer, assign), state (copy, state, assign
     state) or both (handed) goes with it; how it does, and whether bytes move at all, is the
-    carrier's affair."""
+    transport's affair."""
 
     seat: bool = False
     """For the seat in that member, not for its worker's side."""

@@ -1,6 +1,6 @@
 """Where the machines of servers and their workers meet the world: it carries out what they decide.
 
-What goes into one parcel, and how long a seat works before it looks up, is decided here for all
+What goes into one packet, and how long a seat works before it looks up, is decided here for all
 worlds alike; nothing else is.
 
 A `Member` has a worker's machine, a seat's, or both. The world tells it what happened (`tell`,
@@ -44,7 +44,7 @@ class World(Protocol):
         others to the same member."""
 
     def post(self, to: str, sends: Sequence[Send]) -> None:
-        """Called with all that goes to another member in one parcel, which is told to `receive` it
+        """Called with all that goes to another member in one packet, which is told to `receive` it
         later. Where a push has payload that travels, this member is told `Departed` when the
         network has taken it."""
 
@@ -155,7 +155,7 @@ class Member:
                 self._answers.setdefault(action.to, []).append(action)
 
     def _act_for_worker(self, *events: Message | Event) -> None:
-        """What moves no payload goes in one parcel for each member, before what follows it."""
+        """What moves no payload goes in one packet for each member, before what follows it."""
         worker = self.worker
         if worker is None:
             return

@@ -39,7 +39,7 @@ TURN_SECONDS = 0.0005
 
 GATHER_SECONDS = 0.004
 """Messages that move no payload are gathered this long while there is work, so that many share one
-parcel."""
+packet."""
 
 WHERE = "architecture server"
 

@@ -38,7 +38,7 @@ from paceline.protocol.messages import Answer, Assign, AssignState, Copy, Handed
 from paceline.served.compression import Codec
 from paceline.served.job_plan import AnyMessage, JobPlan
 from paceline.served.memory import Flats, Piece, as_buffer, from_buffer
-from paceline.served.transports import Carrier, Payloads
+from paceline.served.transports import Payloads, Transport
 
 Request = Sequence[Event]
 """For the machine, at one moment."""
@@ -67,16 +67,16 @@ class WorkerSide:
         plan: JobPlan,
         machine: ExchangeMachine,
         held: Flats,
-        carriers: Sequence[Carrier],
-        inside: Carrier | None = None,
+        transports: Sequence[Transport],
+        inside: Transport | None = None,
         codec: Codec,
         wake: Callable[[], None],
         deadline_seconds: float,
     ) -> None:
-        """`held`: where this worker reads weights. `carriers`: of each chunk. `inside`: to the seat
-        in this process, should others' chunks come there. `wake`: has the loop look at
+        """`held`: where this worker reads weights. `transports`: of each chunk. `inside`: to the
+        seat in this process, should others' chunks come there. `wake`: has the loop look at
         `requests`."""
-        self.machine, self.codec, self.carriers = machine, codec, list(carriers)
+        self.machine, self.codec, self.transports = machine, codec, list(transports)
         self._inside = inside
         self.requests: deque[Request] = deque()
         self.given: deque[tuple[Assign | AssignState, list[memoryview]]] = deque()
@@ -127,7 +127,7 @@ class WorkerSide:
         assert made is None, "in main memory they are there when they are told of"
         for event, pieces in ready:
             if pieces:
-                self.carriers[event.chunk].put_gradient(event.chunk, pieces)
+                self.transports[event.chunk].put_gradient(event.chunk, pieces)
         events = [event for event, _ in ready]
         with self._changed:
             self._pending.update([event.chunk for event in events])
@@ -282,7 +282,7 @@ class WorkerSide:
 
     def usable(self, action: Usable, payloads: Payloads) -> None:
         """Weights have come; the training thread hears of it with the next `release`."""
-        self.carriers[action.chunk].take_weights(action.chunk, payloads)
+        self.transports[action.chunk].take_weights(action.chunk, payloads)
         self._absent.update(action.absent)
         if action.chunk in self._copies:
             kept = self._copies[action.chunk]
@@ -347,7 +347,7 @@ class WorkerSide:
         self.rehomed.append(action)
         for chunk, owner in enumerate(action.owners):
             if owner == self.machine.own_seat and self._inside is not None:
-                self.carriers[chunk] = self._inside
+                self.transports[chunk] = self._inside
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended badly: whoever waits is told."""

@@ -421,13 +421,13 @@ class DeviceWorker(WorkerSide):
         return _Leaving(request=request, moment=self._out.reached(), sources=asked.ready)
 
     def _land(self, chunk: int, pieces: list[Piece]) -> None:
-        """Have a chunk's gradient copied to where its carrier takes it from."""
-        carrier, like = self.carriers[chunk], self._held.chunk(chunk)
-        ranges, place = [(start, stop) for start, stop, _ in pieces], carrier.place(chunk)
+        """Have a chunk's gradient copied to where its transport takes it from."""
+        transport, like = self.transports[chunk], self._held.chunk(chunk)
+        ranges, place = [(start, stop) for start, stop, _ in pieces], transport.place(chunk)
         if place is None:
             landed = self._out.landing(like.numel(), like.dtype)
             parts = parts_of(landed, ranges)
-            carrier.put_gradient(chunk, [(0, landed.numel(), landed)])
+            transport.put_gradient(chunk, [(0, landed.numel(), landed)])
         else:
             known = self._parts.get(chunk)
             if known is None or known[0] != ranges:

@@ -1,6 +1,6 @@
 """A seat on a GPU: its chunks, their sums and the optimizer's state live on the device.
 
-Gradients come, and weights go, through main memory as ever: the carriers and the machine know
+Gradients come, and weights go, through main memory as ever: the transports and the machine know
 nothing of it. Where all members share the device's memory (`device_memory.py`) they stay there. A
 gradient is on its way to the device when it has come, and an update is told of
 when its weights are back. All of it runs on a stream of the seat's own, beside a worker that trains
@@ -25,7 +25,7 @@ from paceline.served.device import Pinned
 from paceline.served.job_plan import JobPlan
 from paceline.served.memory import Flats
 from paceline.served.server import Chunks, Filled, ServerSide
-from paceline.served.transports import Carrier, Payloads
+from paceline.served.transports import Payloads, Transport
 
 
 def seat_device(options: spec.Server, context: Context) -> torch.device | None:
@@ -61,10 +61,10 @@ class DeviceServerSide(ServerSide):
         plan: JobPlan,
         machine: SeatMachine,
         published: Flats,
-        carriers: Mapping[str, Carrier],
+        transports: Mapping[str, Transport],
         pinned: Pinned | None,
     ) -> None:
-        """`published`: where carriers find weights, in main memory; or what is served itself, in
+        """`published`: where transports find weights, in main memory; or what is served itself, in
         memory of the device that all members share."""
         self._device, self._published, self._pinned = device, published, pinned
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -72,7 +72,7 @@ class DeviceServerSide(ServerSide):
             own: Chunks = published
             if not plan.on_device:
                 own = _Own(plan.chunks_of(machine.seat), published, device)
-            super().__init__(plan=plan, machine=machine, served=own, carriers=carriers)
+            super().__init__(plan=plan, machine=machine, served=own, transports=transports)
             self._settle()
 
     def keep(self, push: Push, payloads: Payloads, arrived: float) -> None:

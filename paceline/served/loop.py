@@ -38,16 +38,16 @@ from paceline.served.client import WorkerSide
 from paceline.served.job_plan import AnyMessage, JobPlan
 from paceline.served.server import ServerSide
 from paceline.served.transports import Payloads
-from paceline.wire import Parcel, Post
+from paceline.wire import Mailbox, Packet
 
 TRAVELLING = (Assign, AssignState, State)
-"""Messages whose payloads go in parcels also where members share memory."""
+"""Messages whose payloads go in packets also where members share memory."""
 
 IDLE_SECONDS = 0.2
 """How often a loop with nothing to do looks whether it should end."""
 
 SPIN_SECONDS = 0.2e-3
-"""So long a loop looks for parcels before it sleeps, while its worker does nothing but wait for
+"""So long a loop looks for packets before it sleeps, while its worker does nothing but wait for
 them: to be woken takes longer than most answers, and costs the one who sends as much again."""
 
 
@@ -57,18 +57,18 @@ class MemberLoop:
     def __init__(
         self,
         plan: JobPlan,
-        post: Post[AnyMessage],
+        mailbox: Mailbox[AnyMessage],
         worker: WorkerSide | None,
         server: ServerSide | None,
         note: Callable[[str], None],
     ) -> None:
         self._spins = False
-        self._plan, self._post, self._note = plan, post, note
+        self._plan, self._mailbox, self._note = plan, mailbox, note
         self._worker, self._server = worker, server
         machines = worker.machine if worker else None, server.machine if server else None
-        self._member = Member(post.name, self, *machines)
+        self._member = Member(mailbox.name, self, *machines)
         self._payloads: Payloads = ()
-        """Of the parcel that is being handled."""
+        """Of the packet that is being handled."""
         self._closed: Counter[str] = Counter()
         """Member -> connections that have."""
         self._arrived = 0.0
@@ -88,7 +88,7 @@ class MemberLoop:
 
     def stop(self, seconds: float = 5.0) -> None:
         self._stopping.set()
-        self._post.wake()
+        self._mailbox.wake()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
@@ -98,20 +98,20 @@ class MemberLoop:
             self._run(until)
 
     def _run(self, until: Callable[[], bool]) -> None:
-        post, worker, idle = self._post, self._worker, True
+        mailbox, worker, idle = self._mailbox, self._worker, True
         while not until():
-            parcels = self._look() if idle and self._spins else []
-            parcels = parcels or post.receive(IDLE_SECONDS if idle else 0.0)
+            packets = self._look() if idle and self._spins else []
+            packets = packets or mailbox.receive(IDLE_SECONDS if idle else 0.0)
             self._arrived = time.monotonic()
             if worker is not None:
                 self._drain(worker)
-            for parcel in parcels:
-                self._take(parcel)
-                if worker is not None and not parcel.for_server:
+            for packet in packets:
+                self._take(packet)
+                if worker is not None and not packet.for_server:
                     worker.release()
                     self._drain(worker)
-            while post.lost:  # all that they had sent has been told
-                self._lose(post.lost.popleft())
+            while mailbox.lost:  # all that they had sent has been told
+                self._lose(mailbox.lost.popleft())
             idle = self._member.work()
             if worker is not None:
                 worker.release()
@@ -120,16 +120,18 @@ class MemberLoop:
         """Between two that serve there are two connections: what came by either has been told when
         both have closed."""
         self._closed[peer] += 1
-        serve_both = all(self._plan.seat_of(name) is not None for name in (peer, self._post.name))
+        serve_both = all(
+            self._plan.seat_of(name) is not None for name in (peer, self._mailbox.name)
+        )
         if self._closed[peer] == (2 if serve_both else 1):
             self._member.lose(peer)
 
-    def _look(self) -> list[Parcel[AnyMessage]]:
-        """Parcels that come within moments, while the training thread waits."""
+    def _look(self) -> list[Packet[AnyMessage]]:
+        """Packets that come within moments, while the training thread waits."""
         worker, end = self._worker, 0.0
         while worker is not None and worker.is_awaited and not worker.requests:
-            if parcels := self._post.receive(0.0):
-                return parcels
+            if packets := self._mailbox.receive(0.0):
+                return packets
             now = time.monotonic()
             end = end or now + SPIN_SECONDS
             if now > end:
@@ -149,7 +151,7 @@ class MemberLoop:
 
     def _drain(self, worker: WorkerSide) -> None:
         """Tell the machine what has departed, and do what the training thread asked for."""
-        departed, requests = self._post.departed, worker.requests
+        departed, requests = self._mailbox.departed, worker.requests
         while departed or requests:
             if departed:
                 pushes = [m for m in departed.popleft() if isinstance(m, Push)]
@@ -157,10 +159,10 @@ class MemberLoop:
             else:
                 self._member.tell(*requests.popleft())
 
-    def _take(self, parcel: Parcel[AnyMessage]) -> None:
-        self._payloads = parcel.payloads
-        for message in parcel.messages:
-            self._member.receive(message, for_seat=parcel.for_server)
+    def _take(self, packet: Packet[AnyMessage]) -> None:
+        self._payloads = packet.payloads
+        for message in packet.messages:
+            self._member.receive(message, for_seat=packet.for_server)
 
     # What the machines want.
 
@@ -175,9 +177,9 @@ class MemberLoop:
             return self._plan.layout.chunks[chunk].size_bytes
         if send.seat:
             assert self._worker is not None
-            return self._worker.carriers[chunk].moves(chunk)
+            return self._worker.transports[chunk].moves(chunk)
         assert self._server is not None
-        return self._server.carriers[send.to].moves(chunk)
+        return self._server.transports[send.to].moves(chunk)
 
     def post(self, to: str, sends: Sequence[Send]) -> None:
         """What has payload to travel comes alone."""
@@ -185,17 +187,17 @@ class MemberLoop:
             case Handed() as handed:
                 assert self._worker is not None
                 filled, parts = self._worker.hand(handed)
-                self._post.send(to, [filled], parts)
+                self._mailbox.send(to, [filled], parts)
                 return
             case Assign() | AssignState():
                 assert self._worker is not None
                 given, parts = self._worker.given.popleft()
-                self._post.send(to, [given], parts)
+                self._mailbox.send(to, [given], parts)
                 return
             case Copy() | State() as message:
                 assert self._server is not None
                 stated, parts = self._server.fill(message)
-                self._post.reply(to, [stated], parts)
+                self._mailbox.reply(to, [stated], parts)
                 return
         messages = cast("list[AnyMessage]", [send.message for send in sends])
         chunk, rules = sends[0].payload, self._plan.rules
@@ -203,13 +205,13 @@ class MemberLoop:
         if sends[0].seat:
             if chunk is not None:
                 assert self._worker is not None
-                payloads = self._worker.carriers[chunk].gradient_payloads(chunk)
-            self._post.send(to, messages, payloads, tracked=rules.window is not None)
+                payloads = self._worker.transports[chunk].gradient_payloads(chunk)
+            self._mailbox.send(to, messages, payloads, tracked=rules.window is not None)
         else:
             if chunk is not None:
                 assert self._server is not None
-                payloads = self._server.carriers[to].weights_payloads(chunk)
-            self._post.reply(to, messages, payloads, copy=not rules.exclusive)
+                payloads = self._server.transports[to].weights_payloads(chunk)
+            self._mailbox.reply(to, messages, payloads, copy=not rules.exclusive)
 
     def do(self, action: Action) -> None:
         match action:
@@ -248,6 +250,6 @@ class MemberLoop:
                 raise AssertionError(f"nobody here can do {action!r}.")
 
     def _own(self, worker: int) -> WorkerSide | None:
-        """The worker of this process, if it is that one: what it has comes in no parcel."""
+        """The worker of this process, if it is that one: what it has comes in no packet."""
         own = self._worker
         return own if own is not None and own.machine.worker == worker else None

@@ -17,7 +17,7 @@ from paceline.protocol.messages import Assign, AssignState, Copy, Handed, Push, 
 from paceline.protocol.seat import SeatMachine
 from paceline.served.job_plan import JobPlan
 from paceline.served.memory import Piece, as_buffer, from_buffer
-from paceline.served.transports import Carrier, Payloads
+from paceline.served.transports import Payloads, Transport
 from paceline.served.updates import ChunkOptimizers, mean, only
 
 Filled = TypeVar("Filled", bound=Copy | State)
@@ -38,10 +38,10 @@ class ServerSide:
         plan: JobPlan,
         machine: SeatMachine,
         served: Chunks,
-        carriers: Mapping[str, Carrier],
+        transports: Mapping[str, Transport],
     ) -> None:
-        """`carriers`: the way to each worker."""
-        self.machine, self.carriers = machine, carriers
+        """`transports`: the way to each worker."""
+        self.machine, self.transports = machine, transports
         self._plan, self._served = plan, served
         self._chunks = plan.chunks_of(machine.seat)
         self._kept: dict[tuple[int, int, int], tuple[list[Piece], float]] = {}
@@ -68,7 +68,7 @@ class ServerSide:
 
     def keep(self, push: Push, payloads: Payloads, arrived: float) -> None:
         if not push.empty:
-            pieces = self.carriers[f"worker{push.worker}"].take_gradient(push.chunk, payloads)
+            pieces = self.transports[f"worker{push.worker}"].take_gradient(push.chunk, payloads)
             self._kept[push.chunk, push.worker, push.step] = pieces, arrived
 
     def drop(self, drop: Drop) -> None:

@@ -36,8 +36,8 @@ from paceline.served.loop import MemberLoop
 from paceline.served.memory import Flats
 from paceline.served.server import ServerSide
 from paceline.served.shapes import Exchanged, check_plan, make_job_plan, shape_of
-from paceline.served.transports import Carrier, Carriers, Local, Shared, Spared, Wire
-from paceline.wire import Post, Segment, StreamPost, Ticket, ZeroMqPost
+from paceline.served.transports import Local, Shared, Spared, Transport, Transports, Wire
+from paceline.wire import Mailbox, Segment, StreamMailbox, Ticket, ZeroMqMailbox
 
 LEAVING_SECONDS = 0.002
 
@@ -47,7 +47,7 @@ class OpenMember:
     """One member's part: its loop, the sides it has, and the memory they use."""
 
     plan: JobPlan
-    post: Post[AnyMessage]
+    mailbox: Mailbox[AnyMessage]
     loop: MemberLoop
     server: ServerSide | None
     memory: list[Flats]
@@ -59,13 +59,13 @@ class OpenMember:
     def counters(self) -> dict[str, object]:
         if self.server is None:
             return {}
-        return {**self.server.counters(), "refused_parcels": self.post.refused}
+        return {**self.server.counters(), "refused_packets": self.mailbox.refused}
 
     def close(self, seconds: float) -> None:
         self.loop.stop()
         if self.server is not None:
             self.server.close()
-        self.post.close()
+        self.mailbox.close()
         for flats in self.memory:
             flats.close()
 
@@ -90,8 +90,8 @@ class OpenWorker(OpenMember):
     def counters(self) -> dict[str, object]:
         counted = super().counters()
         counted["late_chunks"] = self.worker.machine.late_chunks
-        counted["exchanged_bytes_sent"] = self.post.bytes_sent
-        counted["exchanged_bytes_received"] = self.post.bytes_received
+        counted["exchanged_bytes_sent"] = self.mailbox.bytes_sent
+        counted["exchanged_bytes_received"] = self.mailbox.bytes_received
         return {**counted, **self.worker.codec.counters()}
 
     def close(self, seconds: float, *, failed: bool = False) -> None:
@@ -118,7 +118,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     leads, joins = identity.rank == 0, identity.has_joined
     is_on_device = not joins and _shares_device(options, context, meeting, exchanged.device)
     plan, served = _agree(options, identity, meeting, exchanged, is_on_device)
-    post = _open_post(options, context, meeting, plan, leads)
+    mailbox = _open_mailbox(options, context, meeting, plan, leads)
     gradients = None
     serves_alone = all(seat.member == identity.name for seat in plan.seats)
     if plan.on_device or (plan.rules.shared and not serves_alone):
@@ -131,7 +131,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     store = served or (held if exclusive else Flats.private(plan.layout))
     codec = make_codec(options.compression, options.topk_fraction)
     wire = Wire(held, codec, keeps=plan.rules.second_homes)
-    local: Carrier = Local(held, store, wire)
+    local: Transport = Local(held, store, wire)
     if plan.on_device and gradients is not None:
         local = Shared(gradients, held, store, copies=False)
     server = None
@@ -140,17 +140,17 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     staging = open_staging(
         context, exchanged.device, plan.layout, held, gradients, on_device=plan.on_device
     )
-    apart: Carrier = wire
+    apart: Transport = wire
     if gradients is not None:
         apart = Shared(gradients, held, store, copies=plan.rules.copies)
     inside = local
     if plan.rules.second_homes and isinstance(local, Local):
         inside = Spared(local, wire)
-    worker = _make_worker(context, plan, post, held, codec, (apart, inside), staging)
-    loop = MemberLoop(plan, post, worker, server, context.note)
+    worker = _make_worker(context, plan, mailbox, held, codec, (apart, inside), staging)
+    loop = MemberLoop(plan, mailbox, worker, server, context.note)
     member = OpenWorker(
         plan=plan,
-        post=post,
+        mailbox=mailbox,
         loop=loop,
         server=server,
         memory=[flats for flats in (served, held, gradients) if flats is not None],
@@ -161,7 +161,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
         gradients=gradients,
         meeting=meeting,
     )
-    _connect(post, plan, meeting)
+    _connect(mailbox, plan, meeting)
     loop.start(lambda: use_free_cores(plan, identity))
     if joins:
         worker.join()
@@ -195,11 +195,11 @@ def set_up_server(options: spec.Server, context: Context) -> OpenMember | None:
     _shares_device(options, context, meeting, seat_device(options, context))
     plan = meeting.read("plan", JobPlan, "worker0")
     use_free_cores(plan, identity)
-    post = _open_post(options, context, meeting, plan, leads=False)
+    mailbox = _open_mailbox(options, context, meeting, plan, leads=False)
     store = _reach_served(plan, seat_device(options, context)) or Flats.private(plan.layout)
     server = _make_server(options, context, plan, meeting, store)
-    loop = MemberLoop(plan, post, None, server, context.note)
-    return OpenMember(plan=plan, post=post, loop=loop, server=server, memory=[store])
+    loop = MemberLoop(plan, mailbox, None, server, context.note)
+    return OpenMember(plan=plan, mailbox=mailbox, loop=loop, server=server, memory=[store])
 
 
 def _shares_device(
@@ -267,22 +267,22 @@ def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
     flats.settle()
 
 
-def _open_post(
+def _open_mailbox(
     options: spec.Server, context: Context, meeting: Meeting, plan: JobPlan, leads: bool
-) -> Post[AnyMessage]:
+) -> Mailbox[AnyMessage]:
     """The member's mailbox; if it serves, its address is made known."""
     identity = context.identity
     # Inside one host, and in emulated hosts nobody else can reach, the key admits members; between
     # real hosts what they say is encrypted too, unless the user trusts the network.
     exposed = not identity.on_one_host and not identity.owns_interfaces
-    kind = ZeroMqPost if exposed and options.encrypt else StreamPost
-    post: Post[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
+    kind = ZeroMqMailbox if exposed and options.encrypt else StreamMailbox
+    mailbox: Mailbox[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
     if plan.seat_of(identity.name) is not None:
         chunk_bytes = max((chunk.size_bytes for chunk in plan.layout.chunks), default=0)
-        post.largest_bytes = max(4 << 20, 2 * chunk_bytes)  # top-k sends places beside values
-        endpoint = post.bind("" if plan.rules.shared else identity.address)
-        meeting.leave(f"post/{identity.name}", endpoint)
-    return post
+        mailbox.largest_bytes = max(4 << 20, 2 * chunk_bytes)  # top-k sends places beside values
+        endpoint = mailbox.bind("" if plan.rules.shared else identity.address)
+        meeting.leave(f"mailbox/{identity.name}", endpoint)
+    return mailbox
 
 
 def _offer_gradients(
@@ -310,7 +310,7 @@ def _make_server(
     plan: JobPlan,
     meeting: Meeting,
     store: Flats,
-    local: Carrier | None = None,
+    local: Transport | None = None,
 ) -> ServerSide:
     """`local`: the way to the worker of this process, if it has one."""
     own, rules = context.identity.name, plan.rules
@@ -322,7 +322,7 @@ def _make_server(
     if pinned is not None and local is None:  # else the worker of this process has seen to it
         pinned.add(store.segment)
 
-    def way_to(name: str) -> Carrier:
+    def way_to(name: str) -> Transport:
         if not rules.shared:
             return wire
         if plan.on_device:
@@ -339,9 +339,9 @@ def _make_server(
     workers = [f"worker{worker}" for worker in range(plan.workers)]
     here = {own: local} if local is not None else {}
     known = {name: here.get(name) or way_to(name) for name in workers}
-    carriers = Carriers(known, way_to)
+    transports = Transports(known, way_to)
     machine = SeatMachine(plan, seat, assigned=rules.shared)
-    common: dict[str, Any] = {"plan": plan, "machine": machine, "carriers": carriers}
+    common: dict[str, Any] = {"plan": plan, "machine": machine, "transports": transports}
     if device is None:
         return ServerSide(served=store, **common)
     return DeviceServerSide(device, published=store, pinned=pinned, **common)
@@ -350,33 +350,33 @@ def _make_server(
 def _make_worker(
     context: Context,
     plan: JobPlan,
-    post: Post[AnyMessage],
+    mailbox: Mailbox[AnyMessage],
     held: Flats,
     codec: Codec,
-    ways: tuple[Carrier, Carrier],
+    ways: tuple[Transport, Transport],
     staging: Staging | None,
 ) -> WorkerSide:
     """`ways`: to other members' seats, and to the one in this process."""
-    (apart, inside), own = ways, plan.seat_of(post.name)
+    (apart, inside), own = ways, plan.seat_of(mailbox.name)
     common: dict[str, Any] = {
         "plan": plan,
         "machine": ExchangeMachine(plan, context.identity.rank),
         "held": held,
-        "carriers": [inside if owner == own else apart for owner in plan.owners],
+        "transports": [inside if owner == own else apart for owner in plan.owners],
         "inside": inside,
         "codec": codec,
-        "wake": post.wake,
+        "wake": mailbox.wake,
         "deadline_seconds": context.deadline_seconds,
     }
     worker = WorkerSide(**common) if staging is None else DeviceWorker(staging, **common)
-    post.place = worker.place
+    mailbox.place = worker.place
     return worker
 
 
-def _connect(post: Post[AnyMessage], plan: JobPlan, meeting: Meeting) -> None:
+def _connect(mailbox: Mailbox[AnyMessage], plan: JobPlan, meeting: Meeting) -> None:
     for seat in plan.seats:
-        if seat.member != post.name:
-            post.connect(seat.member, meeting.read(f"post/{seat.member}", str, seat.member))
+        if seat.member != mailbox.name:
+            mailbox.connect(seat.member, meeting.read(f"mailbox/{seat.member}", str, seat.member))
 
 
 def _share_weights(

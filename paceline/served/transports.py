@@ -2,10 +2,10 @@
 
     Local     inside one process: tensors as they are (`Spared`: and to another seat beside it)
     Shared    between processes of one host: in memory that both see
-    Wire      in parcels, from where the values lie to where they belong
+    Wire      in packets, from where the values lie to where they belong
 
-A worker has a carrier for each chunk and a seat one for each worker. What they return as payloads
-goes into a parcel, and what they are given as payloads came in one.
+A worker has a transport for each chunk and a seat one for each worker. What they return as payloads
+goes into a packet, and what they are given as payloads came in one.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Payloads = Sequence[memoryview | None]
 """None where one was received into its place."""
 
 
-class Carrier(ABC):
+class Transport(ABC):
     """The way between one worker and one seat."""
 
     def moves(self, chunk: int) -> int:
@@ -54,19 +54,19 @@ class Carrier(ABC):
         return []
 
 
-class Carriers(dict[str, Carrier]):
+class Transports(dict[str, Transport]):
     """A seat's ways to workers: those known from the start, and those who join."""
 
-    def __init__(self, known: Mapping[str, Carrier], find: Callable[[str], Carrier]) -> None:
+    def __init__(self, known: Mapping[str, Transport], find: Callable[[str], Transport]) -> None:
         super().__init__(known)
         self._find = find
 
-    def __missing__(self, worker: str) -> Carrier:
+    def __missing__(self, worker: str) -> Transport:
         found = self[worker] = self._find(worker)
         return found
 
 
-class Local(Carrier):
+class Local(Transport):
     def __init__(self, held: Flats, served: Flats, wire: "Wire | None" = None) -> None:
         """`wire`: where a gradient may be that was made when its chunk was served elsewhere."""
         self._held, self._served, self._wire = held, served, wire
@@ -85,7 +85,7 @@ class Local(Carrier):
             self._held.chunk(chunk).copy_(self._served.chunk(chunk))
 
 
-class Spared(Carrier):
+class Spared(Transport):
     """Of a worker that serves: inside its process, and to the seat that keeps a spare."""
 
     def __init__(self, local: Local, wire: "Wire") -> None:
@@ -109,7 +109,7 @@ class Spared(Carrier):
         return self._local.take_gradient(chunk, payloads)
 
 
-class Shared(Carrier):
+class Shared(Transport):
     def __init__(
         self, gradients: Flats, held: Flats | None, served: Flats, *, copies: bool
     ) -> None:
@@ -133,7 +133,7 @@ class Shared(Carrier):
             self._held.chunk(chunk).copy_(self._served.chunk(chunk))
 
 
-class Wire(Carrier):
+class Wire(Transport):
     def __init__(self, weights: Flats, codec: Codec, *, keeps: bool = False) -> None:
         """`weights`: where this end has them. `keeps`: a gradient may have to be sent once more, to
         another seat, until it is answered."""

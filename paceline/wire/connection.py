@@ -1,6 +1,6 @@
-"""One connection: what is still to be sent, and the parcel that is just coming.
+"""One connection: what is still to be sent, and the packet that is just coming.
 
-A parcel on the wire is
+A packet on the wire is
 
     length of the head (4 bytes) | head: sizes of the payloads, messages (msgpack) | payloads
 """
@@ -39,7 +39,7 @@ CONNECT_SECONDS = 30.0
 
 
 class Stream(Generic[T]):
-    """One connection: what is still to be sent, and the parcel that is just coming."""
+    """One connection: what is still to be sent, and the packet that is just coming."""
 
     def __init__(
         self, line: socket.socket, peer: str, handshake: Caller | Callee, for_server: bool
@@ -48,7 +48,7 @@ class Stream(Generic[T]):
         self.line, self.peer, self.for_server = line, peer, for_server
         self.handshake = handshake
         self.open = False
-        """Both ends have shown that they know the key: parcels may go and come."""
+        """Both ends have shown that they know the key: packets may go and come."""
         self.closed = False
         self.is_deaf = False
         """The other side takes no more; what it has sent may still be on its way."""
@@ -59,7 +59,7 @@ class Stream(Generic[T]):
         self.tracked: deque[tuple[int, Sequence[T]]] = deque()
         """At how many bytes of `unsent` sent which messages have departed."""
         self.messages: list[T] | None = None
-        """Of the parcel whose payloads are coming."""
+        """Of the packet whose payloads are coming."""
         self.payloads: list[memoryview | None] = []
         self.missing: deque[memoryview] = deque()
         """What of the payloads has not come, in order."""

@@ -1,10 +1,10 @@
-"""A member's mailbox: parcels of typed messages and raw payloads to and from other members.
+"""A member's mailbox: packets of typed messages and raw payloads to and from other members.
 
-A parcel is a list of messages (msgspec) and the raw payloads that go with them. Payloads leave from
+A packet is a list of messages (msgspec) and the raw payloads that go with them. Payloads leave from
 the memory they are in, and nothing is unpickled. A member that serves binds; a worker connects to
-each server. A post belongs to the thread that receives; only `wake` may be called from others.
+each server. A mailbox belongs to the thread that receives; only `wake` may be called from others.
 
-There are two: `StreamPost` on plain sockets, and `ZeroMqPost`, which encrypts.
+There are two: `StreamMailbox` on plain sockets, and `ZeroMqMailbox`, which encrypts.
 """
 
 import os
@@ -25,35 +25,35 @@ LINGER_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class Parcel(Generic[T]):
+class Packet(Generic[T]):
     """What arrived, or is to be sent."""
 
     peer: str
     messages: Sequence[T]
     payloads: Sequence[Any] = field(default_factory=tuple)
-    """None in place of a payload that was received into its place (see `Post.place`)."""
+    """None in place of a payload that was received into its place (see `Mailbox.place`)."""
 
     for_server: bool = False
     """Meant for the server's side of the member that receives it."""
 
 
-class Post(ABC, Generic[T]):
+class Mailbox(ABC, Generic[T]):
     """One member's sockets. Each kind is made with the type of messages it takes, e.g.
     `Push | Answer`."""
 
     def __init__(self, name: str, key: JobKey) -> None:
         self.name = name
         self.refused = 0
-        """Parcels from strangers, thrown away."""
+        """Packets from strangers, thrown away."""
         self.bytes_sent = 0
         self.bytes_received = 0
         self.largest_bytes = 64 << 20
         """Of a payload, set before `bind`: what announces more is not read."""
         self.place: Callable[[Sequence[T]], memoryview | None] = lambda messages: None
-        """Where the first payload of a parcel with these messages belongs, if that is known before
-        it has come; a post that can receives it there."""
+        """Where the first payload of a packet with these messages belongs, if that is known before
+        it has come; a mailbox that can receives it there."""
         self.departed: deque[Sequence[T]] = deque()
-        """The messages of `tracked` parcels that the network has taken, in that order, for the
+        """The messages of `tracked` packets that the network has taken, in that order, for the
         receiving thread to empty."""
         self.lost: deque[str] = deque()
         """Members whose connection has closed, for the receiving thread to empty: all that they had
@@ -93,8 +93,8 @@ class Post(ABC, Generic[T]):
     ) -> None:
         """To the worker's side of `peer`, from a server's; `copy` when memory may change soon."""
 
-    def receive(self, timeout_seconds: float) -> list[Parcel[T]]:
-        """Wait for parcels, departures, losses or a wake-up; returns the parcels, if any came."""
+    def receive(self, timeout_seconds: float) -> list[Packet[T]]:
+        """Wait for packets, departures, losses or a wake-up; returns the packets, if any came."""
         told = self.departed or self.lost
         return self._receive(0.0 if told else timeout_seconds)
 
@@ -107,4 +107,4 @@ class Post(ABC, Generic[T]):
         """Send what is still to be sent, for `LINGER_SECONDS` at most, and close the sockets."""
 
     @abstractmethod
-    def _receive(self, timeout_seconds: float) -> list[Parcel[T]]: ...
+    def _receive(self, timeout_seconds: float) -> list[Packet[T]]: ...

@@ -1,4 +1,4 @@
-"""Parcels on plain sockets: TCP between hosts, an abstract Unix socket inside one.
+"""Packets on plain sockets: TCP between hosts, an abstract Unix socket inside one.
 
 A payload goes to the kernel from the memory it is in, and comes from the kernel into the memory
 where it belongs: the kernel's own two copies are all there are. `line.py` has the bytes of one
@@ -24,7 +24,7 @@ from paceline.errors import ExchangeError
 from paceline.wire.connection import CONNECT_SECONDS, LENGTH, Stream, accepted, connected
 from paceline.wire.handshake import HELLO_BYTES, Callee, Caller, Lobby
 from paceline.wire.keys import JobKey
-from paceline.wire.mailbox import LINGER_SECONDS, Parcel, Post, T
+from paceline.wire.mailbox import LINGER_SECONDS, Mailbox, Packet, T
 
 _TURN_BYTES = 8 << 20
 """Read from one connection before the others get their turn."""
@@ -47,7 +47,7 @@ class _Call:
     """When to call again, after the line was lost."""
 
 
-class StreamPost(Post[T]):
+class StreamMailbox(Mailbox[T]):
     """One connection to each member it talks with."""
 
     def __init__(self, name: str, kind: Any, key: JobKey) -> None:
@@ -135,14 +135,14 @@ class StreamPost(Post[T]):
         payloads: Sequence[Any] = (),
         tracked: bool = False,
     ) -> None:
-        self._parcel(self._servers[peer], messages, payloads, tracked=tracked)
+        self._packet(self._servers[peer], messages, payloads, tracked=tracked)
 
     def reply(
         self, peer: str, messages: Sequence[T], payloads: Sequence[Any] = (), copy: bool = False
     ) -> None:
-        self._parcel(self._workers.get(peer), messages, payloads, copy=copy)
+        self._packet(self._workers.get(peer), messages, payloads, copy=copy)
 
-    def _parcel(
+    def _packet(
         self,
         stream: Stream[T] | None,
         messages: Sequence[T],
@@ -183,8 +183,8 @@ class StreamPost(Post[T]):
             events = select.EPOLLIN | (select.EPOLLOUT if stream.waits else 0)
             self._poll.modify(stream.line, events)
 
-    def _receive(self, timeout_seconds: float) -> list[Parcel[T]]:
-        parcels: list[Parcel[T]] = []
+    def _receive(self, timeout_seconds: float) -> list[Packet[T]]:
+        packets: list[Packet[T]] = []
         unsettled = self._calls or self._lobby.until or self._listens_at is not None
         if unsettled:
             timeout_seconds = self._lobby.timeout(min(timeout_seconds, _AGAIN_SECONDS))
@@ -194,31 +194,31 @@ class StreamPost(Post[T]):
                 if events & select.EPOLLOUT:
                     self._go_on(stream)
                 if events & ~select.EPOLLOUT and not stream.closed:
-                    self._read(stream, parcels)
+                    self._read(stream, packets)
             elif descriptor != self._wake_descriptor and self._listener is not None:
                 self._admit(self._listener)
         if unsettled:  # after all that came in time was read
             self._settle_calls()
-        return parcels
+        return packets
 
-    def _read(self, stream: Stream[T], parcels: list[Parcel[T]]) -> None:
-        """Add to `parcels` what one connection has, up to a fair number of bytes."""
+    def _read(self, stream: Stream[T], packets: list[Packet[T]]) -> None:
+        """Add to `packets` what one connection has, up to a fair number of bytes."""
         before = stream.bytes_received
         more = True
         while more and not stream.closed and stream.bytes_received - before < _TURN_BYTES:
             more = stream.fill()
             if not stream.open:
                 self._greet(stream)
-            while stream.open and (parcel := self._next(stream)) is not None:
-                parcels.append(parcel)
+            while stream.open and (packet := self._next(stream)) is not None:
+                packets.append(packet)
         self.bytes_received += stream.bytes_received - before
         if stream.closed:
             self._drop(stream)
         else:
             stream.be_patient()
 
-    def _next(self, stream: Stream[T]) -> Parcel[T] | None:
-        """The next parcel that has wholly come."""
+    def _next(self, stream: Stream[T]) -> Packet[T] | None:
+        """The next packet that has wholly come."""
         if stream.messages is None:
             head = stream.take_head()
             if head is None:
@@ -226,13 +226,13 @@ class StreamPost(Post[T]):
             try:
                 sizes, stream.messages = self._decoder.decode(head)
             except msgspec.MsgspecError as error:
-                reason = f"{self.name} got a parcel it cannot read from {stream.peer}."
+                reason = f"{self.name} got a packet it cannot read from {stream.peer}."
                 raise ExchangeError(reason) from error
             stream.expect(sizes, self.place(stream.messages) if sizes else None)
         if stream.missing:
             return None
         messages, stream.messages = stream.messages, None
-        return Parcel(stream.peer, messages, stream.payloads, stream.for_server)
+        return Packet(stream.peer, messages, stream.payloads, stream.for_server)
 
     def _greet(self, stream: Stream[T]) -> None:
         """Go on with the handshake, as far as what has come allows."""

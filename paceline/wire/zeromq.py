@@ -1,8 +1,8 @@
-"""Parcels by ZeroMQ with CurveZMQ: encrypted, between real hosts.
+"""Packets by ZeroMQ with CurveZMQ: encrypted, between real hosts.
 
 ZeroMQ takes in whoever calls, and keeps it until CurveZMQ has failed. So its connections are
 watched here: few may be in the lobby, as at every port, and none of them is read beyond what a
-parcel may have.
+packet may have.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from paceline.errors import ExchangeError
 from paceline.wire.connection import CONNECT_SECONDS
 from paceline.wire.handshake import AT_ONCE, HELLO_SECONDS
 from paceline.wire.keys import JobKey
-from paceline.wire.mailbox import LINGER_SECONDS, Parcel, Post, T
+from paceline.wire.mailbox import LINGER_SECONDS, Mailbox, Packet, T
 
 BURST = 64
-"""Parcels taken from one socket before the others get their turn."""
+"""Packets taken from one socket before the others get their turn."""
 
-PARCELS_AHEAD = 4
+PACKETS_AHEAD = 4
 """Handed to ZeroMQ for one server before it has sent them; the rest waits here."""
 
 _LOOK_SECONDS = 1.0
@@ -45,7 +45,7 @@ class _Line(Generic[T]):
 
     endpoint: str
     is_open: bool = False
-    """The server has let us in, and parcels may go. Until then ZeroMQ calls again where the
+    """The server has let us in, and packets may go. Until then ZeroMQ calls again where the
     connection closes."""
 
     until: float | None = None
@@ -55,7 +55,7 @@ class _Line(Generic[T]):
     """Frames, and the messages to tell of when they depart."""
 
 
-class ZeroMqPost(Post[T]):
+class ZeroMqMailbox(Mailbox[T]):
     """One ROUTER socket where it serves, one DEALER to each server."""
 
     _open = 0
@@ -63,7 +63,7 @@ class ZeroMqPost(Post[T]):
 
     def __init__(self, name: str, kind: Any, key: JobKey) -> None:
         super().__init__(name, key)
-        ZeroMqPost._open += 1
+        ZeroMqMailbox._open += 1
         self._decoder = msgspec.msgpack.Decoder(list[kind])
         self._context = zmq.Context(io_threads=1)
         self._router: tuple[zmq.Socket[bytes], zmq.Socket[bytes]] | None = None
@@ -78,7 +78,7 @@ class ZeroMqPost(Post[T]):
 
     def bind(self, address: str = "") -> str:
         assert address, "inside one host nothing needs encryption"
-        socket = self._socket(zmq.ROUTER, parcels=0)  # it must not wait for a slow worker
+        socket = self._socket(zmq.ROUTER, packets=0)  # it must not wait for a slow worker
         socket.router_handover = True
         socket.router_mandatory = True
         socket.maxmsgsize = self.largest_bytes
@@ -90,7 +90,7 @@ class ZeroMqPost(Post[T]):
         return f"tcp://{address}:{port}"
 
     def connect(self, peer: str, endpoint: str) -> None:
-        socket = self._socket(zmq.DEALER, PARCELS_AHEAD)
+        socket = self._socket(zmq.DEALER, PACKETS_AHEAD)
         socket.routing_id = self.name.encode()
         self._key.protect_client(socket)
         monitor = self._watch(socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -114,8 +114,8 @@ class ZeroMqPost(Post[T]):
             socket.close(linger=_milliseconds_until(end))
         self._context.term()
         os.close(self._wake_descriptor)
-        ZeroMqPost._open -= 1
-        if ZeroMqPost._open == 0:
+        ZeroMqMailbox._open -= 1
+        if ZeroMqMailbox._open == 0:
             garbage.gc.stop()  # pyzmq's thread that frees what was sent without a copy
 
     def send(
@@ -152,8 +152,8 @@ class ZeroMqPost(Post[T]):
         with contextlib.suppress(zmq.ZMQError):
             self._transmit(self._router[0], frames, copy=copy)
 
-    def _receive(self, timeout_seconds: float) -> list[Parcel[T]]:
-        parcels: list[Parcel[T]] = []
+    def _receive(self, timeout_seconds: float) -> list[Packet[T]]:
+        packets: list[Packet[T]] = []
         if any(line.until is not None for line in self._servers.values()):
             timeout_seconds = min(timeout_seconds, _LOOK_SECONDS)
         ready = dict(self._poller.poll(max(0, round(timeout_seconds * 1000))))
@@ -161,7 +161,7 @@ class ZeroMqPost(Post[T]):
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_descriptor)
         if self._router is not None and (self._router[0] in ready or self._router[1] in ready):
-            parcels += self._from_router(*self._router)
+            packets += self._from_router(*self._router)
         for peer, line in self._servers.items():
             events = ready.get(line.socket, 0)
             if not line.is_open:
@@ -173,10 +173,10 @@ class ZeroMqPost(Post[T]):
             closed = line.monitor in ready and zmq.EVENT_DISCONNECTED in dict(_told(line.monitor))
             if events & zmq.POLLIN or closed:
                 taken = _burst(line.socket, all_of_it=closed)
-                parcels += [self._unpack(peer, frames, for_server=False) for frames in taken]
+                packets += [self._unpack(peer, frames, for_server=False) for frames in taken]
             if closed:
                 self.lost.append(peer)
-        return parcels
+        return packets
 
     def _watch(self, socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
         """A socket on which it is told what becomes of the other's connections."""
@@ -185,7 +185,7 @@ class ZeroMqPost(Post[T]):
         return monitor
 
     def _greet(self, line: _Line[T], milliseconds: int) -> None:
-        """Go on until the server has let us in, which it does by an empty parcel."""
+        """Go on until the server has let us in, which it does by an empty packet."""
         zmq.select([line.monitor, line.socket], [], [], milliseconds / 1000)
         for event, _ in _told(line.monitor):
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -219,10 +219,10 @@ class ZeroMqPost(Post[T]):
             _hang_up(first, self._strangers.pop(first))
             self.refused += 1
 
-    def _socket(self, kind: int, parcels: int) -> "zmq.Socket[bytes]":
-        """One that takes so many parcels before they are sent; 0: any number."""
+    def _socket(self, kind: int, packets: int) -> "zmq.Socket[bytes]":
+        """One that takes so many packets before they are sent; 0: any number."""
         socket = self._context.socket(kind)
-        socket.sndhwm, socket.rcvhwm = parcels, 0
+        socket.sndhwm, socket.rcvhwm = packets, 0
         # Who has called and does not finish the handshake of CurveZMQ goes soon.
         socket.handshake_ivl = round(1000 * HELLO_SECONDS)
         return socket
@@ -235,10 +235,10 @@ class ZeroMqPost(Post[T]):
 
     def _from_router(
         self, router: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]"
-    ) -> list[Parcel[T]]:
+    ) -> list[Packet[T]]:
         # Asked first: the descriptor of a connection that has closed may soon be another's.
         gone = self._watch_door(monitor)
-        parcels = []
+        packets = []
         for frames in _burst(router, all_of_it=any(gone)):
             sender, line = frames[0].bytes.decode(errors="replace"), frames[1].get(zmq.SRCFD)
             if len(frames) == 2 and self._is_proof(frames[1].bytes, sender):
@@ -247,24 +247,24 @@ class ZeroMqPost(Post[T]):
                 with contextlib.suppress(zmq.ZMQError):
                     router.send_multipart([frames[0], b""])
             elif sender in gone or self._callers.get(line) == sender:
-                parcels.append(self._unpack(sender, frames[1:], for_server=True))
+                packets.append(self._unpack(sender, frames[1:], for_server=True))
             else:
                 self.refused += 1
         self._crowd_out()  # after all who have shown by now that they are members
         self.lost.extend(filter(None, gone))
-        return parcels
+        return packets
 
     def _is_proof(self, said: bytes, sender: str) -> bool:
         """CurveZMQ has let it in, so it knows the key; this shows by which name."""
         return len(said) == 32 and self._key.matches(said, b"member", sender.encode())
 
-    def _unpack(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Parcel[T]:
+    def _unpack(self, peer: str, frames: list[zmq.Frame], *, for_server: bool) -> Packet[T]:
         self.bytes_received += sum(len(frame) for frame in frames)
         try:
             messages = self._decoder.decode(frames[0].buffer)
         except (msgspec.MsgspecError, IndexError) as error:
-            raise ExchangeError(f"{self.name} got a parcel it cannot read from {peer}.") from error
-        return Parcel(peer, messages, [frame.buffer for frame in frames[1:]], for_server)
+            raise ExchangeError(f"{self.name} got a packet it cannot read from {peer}.") from error
+        return Packet(peer, messages, [frame.buffer for frame in frames[1:]], for_server)
 
 
 def _milliseconds_until(end: float) -> int:

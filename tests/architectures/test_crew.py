@@ -73,6 +73,6 @@ def test_one_worker_meets_nobody_and_is_over_at_once():
 def test_one_whose_watching_thread_has_seen_the_end_closes_all_the_same():
     crew = Crew(identity(0, workers=1), HashStore(), deadline_seconds=SECONDS)
     crew._closing = True
-    crew._post.wake()
+    crew._mailbox.wake()
     crew._thread.join(SECONDS)
     crew.close()

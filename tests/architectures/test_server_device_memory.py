@@ -54,7 +54,7 @@ def on_device(session, function, *arguments):
     exchange = session.architecture._opened
     assert exchange.is_on_device
     assert not exchange.is_apart
-    assert not any(isinstance(way, Local) for way in exchange.worker.carriers)
+    assert not any(isinstance(way, Local) for way in exchange.worker.transports)
     return found
 
 

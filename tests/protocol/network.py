@@ -115,7 +115,7 @@ class Network:
         self.moment = 0.0
         self.payloads, self.arriving = {}, ()
         self.flight = []
-        """(kind, from, to, what): parcels' messages, departures, work."""
+        """(kind, from, to, what): packets' messages, departures, work."""
         self.dismissed = []
         self.paused, self.cuts = {}, {}
         """Members that do nothing for now, and pairs between which nothing passes."""

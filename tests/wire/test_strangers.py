@@ -9,7 +9,7 @@ import time
 import pytest
 
 from paceline.protocol.messages import Answer, Push
-from paceline.wire import JobKey, StreamPost, ZeroMqPost, handshake
+from paceline.wire import JobKey, StreamMailbox, ZeroMqMailbox, handshake
 from paceline.wire.connection import LENGTH
 from paceline.wire.handshake import Callee, Caller, Lobby
 
@@ -20,9 +20,9 @@ SECONDS = 60.0
 
 @pytest.fixture
 def server():
-    post = StreamPost("server0", KINDS, JobKey("secret"))
-    yield post
-    post.close()
+    mailbox = StreamMailbox("server0", KINDS, JobKey("secret"))
+    yield mailbox
+    mailbox.close()
 
 
 def call(endpoint):
@@ -30,19 +30,19 @@ def call(endpoint):
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def serve(post, seconds):
-    parcels, end = [], time.monotonic() + seconds
+def serve(mailbox, seconds):
+    packets, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
-        parcels += post.receive(0.01)
-    return parcels
+        packets += mailbox.receive(0.01)
+    return packets
 
 
-def serve_until(post, condition, seconds=SECONDS):
+def serve_until(mailbox, condition, seconds=SECONDS):
     """However many turns that takes."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
-        post.receive(0.01)
+        mailbox.receive(0.01)
 
 
 def member_gets_through(server, endpoint, seconds=SECONDS):
@@ -50,12 +50,12 @@ def member_gets_through(server, endpoint, seconds=SECONDS):
     worker = type(server)("worker0", KINDS, JobKey("secret"))
     worker.connect("server0", endpoint)
     worker.send("server0", [PUSH], [b"gradient"])
-    parcels, end = [], time.monotonic() + seconds
-    while not parcels and time.monotonic() < end:
+    packets, end = [], time.monotonic() + seconds
+    while not packets and time.monotonic() < end:
         worker.receive(0.0)
-        parcels += server.receive(0.01)
+        packets += server.receive(0.01)
     worker.close()
-    return [(parcel.peer, parcel.messages) for parcel in parcels] == [("worker0", [PUSH])]
+    return [(packet.peer, packet.messages) for packet in packets] == [("worker0", [PUSH])]
 
 
 def test_connections_that_are_reset_at_once_hurt_nobody(server):
@@ -85,9 +85,9 @@ def test_silent_connections_are_few_and_a_member_still_gets_in(server, monkeypat
 def curve(monkeypatch):
     """Whoever is silent has minutes, so that who is sent away is so for another reason."""
     monkeypatch.setattr("paceline.wire.zeromq.HELLO_SECONDS", 3 * SECONDS)
-    post = ZeroMqPost("server0", KINDS, JobKey("secret"))
-    yield post
-    post.close()
+    mailbox = ZeroMqMailbox("server0", KINDS, JobKey("secret"))
+    yield mailbox
+    mailbox.close()
 
 
 def hung_up(line, seconds=SECONDS):
@@ -122,7 +122,7 @@ def test_a_member_that_was_crowded_out_of_zeromq_calls_again(curve, monkeypatch)
     """It is hung up on before it has shown that it is one."""
     monkeypatch.setattr("paceline.wire.zeromq.AT_ONCE", 0)
     endpoint = curve.bind("127.0.0.1")
-    worker = ZeroMqPost("worker0", KINDS, JobKey("secret"))
+    worker = ZeroMqMailbox("worker0", KINDS, JobKey("secret"))
     worker.connect("server0", endpoint)
     worker.send("server0", [PUSH], [b"gradient"])
     end = time.monotonic() + SECONDS
@@ -131,11 +131,11 @@ def test_a_member_that_was_crowded_out_of_zeromq_calls_again(curve, monkeypatch)
         curve.receive(0.01)
     assert curve.refused
     monkeypatch.setattr("paceline.wire.zeromq.AT_ONCE", 128)
-    parcels = []
-    while not parcels and time.monotonic() < end:
+    packets = []
+    while not packets and time.monotonic() < end:
         worker.receive(0.01)
-        parcels += curve.receive(0.01)
-    assert bytes(parcels[0].payloads[0]) == b"gradient"
+        packets += curve.receive(0.01)
+    assert bytes(packets[0].payloads[0]) == b"gradient"
     assert not worker.lost
     assert not curve.lost
     worker.close()
@@ -203,7 +203,7 @@ def test_a_hello_that_was_overheard_opens_nothing(server):
 def test_a_server_that_does_not_know_the_key_gets_nothing():
     """A worker sends no gradient before the other end has shown that it is a member too."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        worker = StreamPost("worker0", KINDS, JobKey("secret"))
+        worker = StreamMailbox("worker0", KINDS, JobKey("secret"))
         worker.connect("server0", f"127.0.0.1:{listener.getsockname()[1]}")
         worker.send("server0", [PUSH], [b"gradient" * 100])
         line, _ = listener.accept()
@@ -222,21 +222,21 @@ def test_a_server_that_does_not_know_the_key_gets_nothing():
 def test_a_member_calls_again_when_the_door_was_crowded(server):
     server._lobby = Lobby(at_once=1)
     endpoint, key = server.bind("127.0.0.1"), JobKey("secret")
-    worker = StreamPost("worker0", KINDS, key)
+    worker = StreamMailbox("worker0", KINDS, key)
     worker.connect("server0", endpoint)
     worker.send("server0", [PUSH], [b"gradient"])
     serve_until(server, lambda: server._streams)
     with call(endpoint):  # takes the worker's place before it has answered
         serve_until(server, lambda: server.refused == 1)
-    parcels, end = [], time.monotonic() + SECONDS
-    while not parcels and time.monotonic() < end:
+    packets, end = [], time.monotonic() + SECONDS
+    while not packets and time.monotonic() < end:
         worker.receive(0.01)
-        parcels += server.receive(0.01)
-    assert bytes(parcels[0].payloads[0]) == b"gradient"
+        packets += server.receive(0.01)
+    assert bytes(packets[0].payloads[0]) == b"gradient"
     worker.close()
 
 
-def test_a_flood_of_strangers_holds_up_no_parcel(server):
+def test_a_flood_of_strangers_holds_up_no_packet(server):
     endpoint, stop = server.bind("127.0.0.1"), threading.Event()
 
     def flood():

@@ -6,8 +6,8 @@ watching      what the first step shows of a script; `weights` what it sees of i
 streaming     gradients that leave as they are made
 exchange      between members, without autograd: `opening` one, `setup` and `plan` before it,
               `cutting` into it; `loop` carries out what the protocol's machines decide, by
-              `worker`, the worker's side, and `carriers`, the ways to the server's; `device` where
-              a worker's tensors are on a GPU
+              `worker`, the worker's side, and `transports`, the ways to the server's; `device`
+              where a worker's tensors are on a GPU
 seat          the server's side: `serving`, on a GPU `device_serving`; `updates` what is done with
               gradients, and the optimizer's state on its way
 """

@@ -1,4 +1,4 @@
-"""Parcels arrive whole and uncopied; strangers are refused; nothing is left behind."""
+"""Packets arrive whole and uncopied; strangers are refused; nothing is left behind."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ import zmq
 
 from paceline.errors import ExchangeError
 from paceline.protocol.messages import Answer, Push
-from paceline.wire import JobKey, StreamPost, ZeroMqPost
+from paceline.wire import JobKey, StreamMailbox, ZeroMqMailbox
 
 KINDS = Push | Answer
 SECONDS = 60.0
@@ -23,23 +23,23 @@ def patient(monkeypatch):
         monkeypatch.setattr(f"paceline.wire.{module}.LINGER_SECONDS", SECONDS)
 
 
-def receive(post, count=1, seconds=SECONDS):
-    parcels, end = [], time.monotonic() + seconds
-    while len(parcels) < count and time.monotonic() < end:
-        parcels += post.receive(0.05)
-    return parcels
+def receive(mailbox, count=1, seconds=SECONDS):
+    packets, end = [], time.monotonic() + seconds
+    while len(packets) < count and time.monotonic() < end:
+        packets += mailbox.receive(0.05)
+    return packets
 
 
 def let_in(worker, *servers, seconds=SECONDS):
     """Both ends have a thread that receives; here they take turns."""
     end = time.monotonic() + seconds
     while waits_outside(worker) and time.monotonic() < end:
-        for post in (worker, *servers):
-            post.receive(0.01)
+        for mailbox in (worker, *servers):
+            mailbox.receive(0.01)
 
 
 def waits_outside(worker):
-    if isinstance(worker, StreamPost):
+    if isinstance(worker, StreamMailbox):
         return bool(worker._calls)
     return not all(line.is_open for line in worker._servers.values())
 
@@ -49,7 +49,7 @@ WAYS = ["unix", "tcp", "curve"]
 
 def connected(way):
     """A server and a worker that know the same key."""
-    kind, key = ZeroMqPost if way == "curve" else StreamPost, JobKey("secret")
+    kind, key = ZeroMqMailbox if way == "curve" else StreamMailbox, JobKey("secret")
     server, worker = kind("server0", KINDS, key), kind("worker0", KINDS, key)
     endpoint = server.bind("" if way == "unix" else "127.0.0.1")
     worker.connect("server0", endpoint)
@@ -69,16 +69,16 @@ def test_messages_and_payloads_go_both_ways(pair):
     server, worker, _ = pair
     push = Push(worker=0, chunk=3, step=1, version=1)
     worker.send("server0", [push], [memoryview(b"gradient" * 10000)])
-    (parcel,) = receive(server)
-    assert parcel.peer == "worker0"
-    assert parcel.for_server
-    assert parcel.messages == [push]
-    assert bytes(parcel.payloads[0]) == b"gradient" * 10000
+    (packet,) = receive(server)
+    assert packet.peer == "worker0"
+    assert packet.for_server
+    assert packet.messages == [push]
+    assert bytes(packet.payloads[0]) == b"gradient" * 10000
     server.reply("worker0", [Answer(3, 2), Answer(4, 2)], [b"weights"])
-    (parcel,) = receive(worker)
-    assert not parcel.for_server
-    assert [answer.chunk for answer in parcel.messages] == [3, 4]
-    assert bytes(parcel.payloads[0]) == b"weights"
+    (packet,) = receive(worker)
+    assert not packet.for_server
+    assert [answer.chunk for answer in packet.messages] == [3, 4]
+    assert bytes(packet.payloads[0]) == b"weights"
 
 
 def test_a_stranger_is_refused(pair):
@@ -86,7 +86,7 @@ def test_a_stranger_is_refused(pair):
     stranger = type(server)("worker1", KINDS, JobKey("guess"))
     stranger.connect("server0", endpoint)
     stranger.send("server0", [Push(worker=1, chunk=0, step=0, version=0)])
-    if isinstance(server, StreamPost):  # CurveZMQ does not even let it speak
+    if isinstance(server, StreamMailbox):  # CurveZMQ does not even let it speak
         with pytest.raises(ExchangeError, match=r"worker1 and server0 .* do not know the same key"):
             let_in(stranger, server)
         assert server.refused > 0
@@ -94,18 +94,18 @@ def test_a_stranger_is_refused(pair):
     close_without_waiting(stranger)
 
 
-def close_without_waiting(post):
-    if isinstance(post, ZeroMqPost):
-        line = post._servers.pop("server0")
+def close_without_waiting(mailbox):
+    if isinstance(mailbox, ZeroMqMailbox):
+        line = mailbox._servers.pop("server0")
         line.socket.disable_monitor()
         line.monitor.close(linger=0)
         line.socket.close(linger=0)
-    post.close()
+    mailbox.close()
 
 
 def test_one_whom_curve_does_not_let_in_is_told_to_look_at_its_key(monkeypatch):
     monkeypatch.setattr("paceline.wire.zeromq.CONNECT_SECONDS", 0.2)
-    server, stranger = (ZeroMqPost(n, KINDS, JobKey(n)) for n in ("server0", "worker1"))
+    server, stranger = (ZeroMqMailbox(n, KINDS, JobKey(n)) for n in ("server0", "worker1"))
     stranger.connect("server0", server.bind("127.0.0.1"))
     with pytest.raises(ExchangeError, match=r"does not let worker1 in.*PACELINE_KEY"):
         let_in(stranger, server)
@@ -117,20 +117,20 @@ def test_one_whom_curve_does_not_let_in_is_told_to_look_at_its_key(monkeypatch):
     "words", [b"GET / HTTP/1.1\r\n\r\n", b"\x10\0\0\0 not a hello at all", b"\xff" * 5000]
 )
 def test_one_who_does_not_say_hello_is_refused(words):
-    server = StreamPost("server0", KINDS, JobKey("k"))
+    server = StreamMailbox("server0", KINDS, JobKey("k"))
     host, port = server.bind("127.0.0.1").split(":")
     with socket.create_connection((host, int(port)), timeout=5) as line:
         line.sendall(words)
-        parcels, end = [], time.monotonic() + SECONDS
+        packets, end = [], time.monotonic() + SECONDS
         while not server.refused and time.monotonic() < end:
-            parcels += server.receive(0.05)
-        assert (parcels, server.refused) == ([], 1)
+            packets += server.receive(0.05)
+        assert (packets, server.refused) == ([], 1)
     server.close()
 
 
 def nonsense(worker):
     words = b"\x80\x04cos\nsystem\n."
-    if isinstance(worker, ZeroMqPost):
+    if isinstance(worker, ZeroMqMailbox):
         worker._servers["server0"].socket.send(words)
     else:
         worker._write(worker._servers["server0"], words, ())
@@ -143,7 +143,7 @@ def test_nonsense_from_a_member_is_an_error_and_is_not_unpickled(pair):
         receive(server)
 
 
-def test_parcels_of_all_sizes_keep_their_order_and_their_bytes(pair):
+def test_packets_of_all_sizes_keep_their_order_and_their_bytes(pair):
     """Heads longer than the buffer they are read into, payloads larger than what a socket takes."""
     server, worker, _ = pair
     sizes = [0, 1, 4095, 4096, 4097, 70_000, 3_000_000, 5, 12_000_000]
@@ -151,19 +151,19 @@ def test_parcels_of_all_sizes_keep_their_order_and_their_bytes(pair):
         many = 2000 if number == 4 else 1
         pushes = [Push(worker=0, chunk=number, step=i, version=0) for i in range(many)]
         worker.send("server0", pushes, [bytes([number]) * size, b"and one more"])
-    parcels, end = [], time.monotonic() + SECONDS
-    while len(parcels) < len(sizes) and time.monotonic() < end:
+    packets, end = [], time.monotonic() + SECONDS
+    while len(packets) < len(sizes) and time.monotonic() < end:
         worker.receive(0.0)  # its thread would go on sending
-        parcels += server.receive(0.01)
-    for number, (size, parcel) in enumerate(zip(sizes, parcels, strict=True)):
-        assert [push.chunk for push in parcel.messages] == [number] * len(parcel.messages)
-        assert len(parcel.messages) == (2000 if number == 4 else 1)
-        assert bytes(parcel.payloads[0]) == bytes([number]) * size
-        assert bytes(parcel.payloads[1]) == b"and one more"
+        packets += server.receive(0.01)
+    for number, (size, packet) in enumerate(zip(sizes, packets, strict=True)):
+        assert [push.chunk for push in packet.messages] == [number] * len(packet.messages)
+        assert len(packet.messages) == (2000 if number == 4 else 1)
+        assert bytes(packet.payloads[0]) == bytes([number]) * size
+        assert bytes(packet.payloads[1]) == b"and one more"
 
 
 def test_a_payload_is_received_where_it_belongs():
-    server, worker = (StreamPost(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
+    server, worker = (StreamMailbox(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
     worker.connect("server0", server.bind("127.0.0.1"))
     let_in(worker, server)
     weights = bytearray(500_000)
@@ -171,19 +171,19 @@ def test_a_payload_is_received_where_it_belongs():
     server.reply("worker0", [Answer(3, 2)], [b"w" * 500_000])
     server.reply("worker0", [Answer(3, 2)], [b"of another size"])
     server.reply("worker0", [Answer(4, 2)], [b"v" * 500_000])
-    parcels, end = [], time.monotonic() + SECONDS
-    while len(parcels) < 3 and time.monotonic() < end:
+    packets, end = [], time.monotonic() + SECONDS
+    while len(packets) < 3 and time.monotonic() < end:
         server.receive(0.0)
-        parcels += worker.receive(0.01)
-    assert parcels[0].payloads == [None]
-    assert bytes(parcels[1].payloads[0]) == b"of another size"
-    assert bytes(parcels[2].payloads[0]) == b"v" * 500_000
+        packets += worker.receive(0.01)
+    assert packets[0].payloads == [None]
+    assert bytes(packets[1].payloads[0]) == b"of another size"
+    assert bytes(packets[2].payloads[0]) == b"v" * 500_000
     assert weights == b"w" * 500_000
     worker.close()
     server.close()
 
 
-def test_a_tracked_parcel_departs_when_the_network_takes_it(pair):
+def test_a_tracked_packet_departs_when_the_network_takes_it(pair):
     """Nobody reads, so the network takes some and not all; then it takes the rest, in order."""
     server, worker, _ = pair
     pushes = [Push(worker=0, chunk=number, step=0, version=0) for number in range(60)]
@@ -191,11 +191,11 @@ def test_a_tracked_parcel_departs_when_the_network_takes_it(pair):
         worker.send("server0", [push], [b"g" * 2_000_000], tracked=push.chunk % 2 == 0)
     worker.receive(0.0)
     assert len(worker.departed) < 30
-    parcels, end = [], time.monotonic() + SECONDS
-    while len(parcels) < len(pushes) and time.monotonic() < end:
+    packets, end = [], time.monotonic() + SECONDS
+    while len(packets) < len(pushes) and time.monotonic() < end:
         worker.receive(0.0)
-        parcels += server.receive(0.01)
-    assert [parcel.messages for parcel in parcels] == [[push] for push in pushes]
+        packets += server.receive(0.01)
+    assert [packet.messages for packet in packets] == [[push] for push in pushes]
     assert list(worker.departed) == [[push] for push in pushes[::2]]
 
 
@@ -206,16 +206,16 @@ def test_a_copied_reply_does_not_follow_its_memory(pair):
     weights = bytearray(b"1" * 20_000_000)
     server.reply("worker0", [Answer(0, 1)], [memoryview(weights)], copy=True)
     weights[:] = b"2" * 20_000_000
-    parcels, end = [], time.monotonic() + SECONDS
-    while not parcels and time.monotonic() < end:
+    packets, end = [], time.monotonic() + SECONDS
+    while not packets and time.monotonic() < end:
         server.receive(0.0)
-        parcels += worker.receive(0.01)
-    assert bytes(parcels[0].payloads[0]) == b"1" * 20_000_000
+        packets += worker.receive(0.01)
+    assert bytes(packets[0].payloads[0]) == b"1" * 20_000_000
 
 
 @pytest.mark.parametrize(
     ("kind", "address"),
-    [(StreamPost, ""), (StreamPost, "127.0.0.1"), (ZeroMqPost, "127.0.0.1")],
+    [(StreamMailbox, ""), (StreamMailbox, "127.0.0.1"), (ZeroMqMailbox, "127.0.0.1")],
 )
 def test_close_sends_what_is_still_to_be_sent(kind, address):
     server, worker = (kind(name, KINDS, JobKey("k")) for name in ("server0", "worker0"))
@@ -226,15 +226,15 @@ def test_close_sends_what_is_still_to_be_sent(kind, address):
     assert worker._servers["server0"].unsent
     closing = threading.Thread(target=worker.close)
     closing.start()
-    parcels = receive(server, count=len(pushes))
+    packets = receive(server, count=len(pushes))
     closing.join()
-    assert [parcel.messages for parcel in parcels] == [[push] for push in pushes]
-    assert all(bytes(parcel.payloads[0]) == b"g" * 3_000_000 for parcel in parcels)
+    assert [packet.messages for packet in packets] == [[push] for push in pushes]
+    assert all(bytes(packet.payloads[0]) == b"g" * 3_000_000 for packet in packets)
     server.close()
 
 
 def test_a_socket_of_one_host_leaves_no_file():
-    server = StreamPost("server0", KINDS, JobKey("k"))
+    server = StreamMailbox("server0", KINDS, JobKey("k"))
     name = server.bind()
     assert name.startswith("@"), "in the abstract name space"
     assert not os.path.exists(name)
@@ -242,12 +242,12 @@ def test_a_socket_of_one_host_leaves_no_file():
 
 
 def test_wake_ends_a_wait():
-    post = StreamPost("worker0", KINDS, JobKey("k"))
-    post.wake()
+    mailbox = StreamMailbox("worker0", KINDS, JobKey("k"))
+    mailbox.wake()
     began = time.monotonic()
-    assert post.receive(30.0) == []
+    assert mailbox.receive(30.0) == []
     assert time.monotonic() - began < 30
-    post.close()
+    mailbox.close()
 
 
 def test_a_reply_to_one_who_is_gone_is_dropped(pair):
@@ -264,11 +264,11 @@ def test_a_reply_to_one_who_is_gone_is_dropped(pair):
         server.reply("worker1", [Answer(0, 0)], [b"weights"])
 
 
-def receive_until_lost(post, seconds=SECONDS):
-    parcels, end = [], time.monotonic() + seconds
-    while not post.lost and time.monotonic() < end:
-        parcels += post.receive(0.05)
-    return parcels
+def receive_until_lost(mailbox, seconds=SECONDS):
+    packets, end = [], time.monotonic() + seconds
+    while not mailbox.lost and time.monotonic() < end:
+        packets += mailbox.receive(0.05)
+    return packets
 
 
 def test_a_worker_that_is_gone_is_lost_behind_all_that_it_had_sent(pair):
@@ -281,9 +281,9 @@ def test_a_worker_that_is_gone_is_lost_behind_all_that_it_had_sent(pair):
         leaver.send("server0", [push], [b"gradient" * 100])
     closing = threading.Thread(target=leaver.close)
     closing.start()
-    parcels = receive_until_lost(server)
+    packets = receive_until_lost(server)
     closing.join()
-    assert [parcel.messages for parcel in parcels] == [[push] for push in pushes]
+    assert [packet.messages for packet in packets] == [[push] for push in pushes]
     assert list(server.lost) == ["worker1"]
     worker.send("server0", [pushes[0]])
     assert receive(server)[0].peer == "worker0", "it has not gone"
@@ -300,8 +300,8 @@ def test_the_last_words_of_a_server_are_heard_before_it_is_lost(way):
     server.close()
     for number in range(20):
         worker.send("server0", [Push(worker=0, chunk=number, step=0, version=0)], [b"g" * 100_000])
-    (parcel,) = receive_until_lost(worker)
-    assert parcel.messages == [Answer(0, 1)]
+    (packet,) = receive_until_lost(worker)
+    assert packet.messages == [Answer(0, 1)]
     assert list(worker.lost) == ["server0"]
     worker.send("server0", [Push(worker=0, chunk=0, step=1, version=0)])
     assert receive(worker, seconds=0.1) == []
@@ -309,7 +309,7 @@ def test_the_last_words_of_a_server_are_heard_before_it_is_lost(way):
 
 
 def test_a_server_that_is_not_there_is_named():
-    worker = StreamPost("worker0", KINDS, JobKey("k"))
+    worker = StreamMailbox("worker0", KINDS, JobKey("k"))
     with pytest.raises(ExchangeError, match="worker0 cannot reach server0 at @nobody"):
         worker.connect("server0", "@nobody")
     worker.close()
