@@ -258,13 +258,14 @@ class SeatMachine(Chunks):
         told += self._turn_away([w for w, step in furthest.items() if self._is_too_late(w, step)])
         ahead = [step for w, step in furthest.items() if w in self.roster.present]
         told += [*self._check_ended(max(ahead, default=-1)), *self._go_on()]
-        return [*told, *self._decide_cut(), *self._rescue()]
+        return [*told, *self._rescue()]
 
     def _go_on(self) -> list[Action]:
-        """Others are waited for than before."""
+        """Decide again what depends on which workers are waited for."""
         if self.rules.whole:
             self._recount()
-        return [*self._choose(), *self._close_all(), *self._answer_pulls()]
+        closed = [*self._choose(), *self._close_all(), *self._answer_pulls()]
+        return [*closed, *self._decide_cut()]
 
     def _check_made_whole_steps(self, worker: int, steps: int) -> None:
         """One that fails in the middle of a step may count in a part of it."""

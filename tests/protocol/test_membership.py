@@ -118,6 +118,15 @@ def test_whoever_comes_or_goes_the_others_end(
     assert BEGUN_LATE not in rates, "a newcomer's schedule counts"
 
 
+def test_a_connection_of_an_unadmitted_worker_that_closes_holds_up_no_other_worker():
+    """The job ends while three workers ask to join; one of them is turned away."""
+    rng = random.Random(42690)
+    plan = make(4, 0, 2, whole=True, mode="sync")
+    network = Network(rng, plan, 2, slow=a_way(rng, plan), touches=True)
+    plot = [("join", 41), ("guest", 57), ("join", 60), ("join", 60)]
+    live(rng, network, plot).check_ended()
+
+
 @pytest.mark.parametrize("mode", MODES[:3], ids=["sync", "bounded-0", "bounded-2"])
 def test_one_who_joins_takes_part_from_one_step_on_in_every_chunk(mode):
     took_part = 0
