@@ -354,7 +354,7 @@ def build_stages(
         loss=partial(functional.cross_entropy, label_smoothing=workload.label_smoothing),
         precision=lambda: precision_of(workload, device),
         channels_last=_is_channels_last(workload),
-        weight_factor=2 + optimizers.state_factor(workload.optimizer),
+        weight_factor=2 + workload.optimizer.state_numbers,
     )
     return pipeline.build(options, session.context(device, STAGES), job)
 

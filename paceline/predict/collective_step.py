@@ -179,9 +179,7 @@ def _sums_of_round(
     """Seconds of each sum of a round; a model's buffers are in no profile."""
     sizes = {WEIGHTS: work.parameter_bytes}
     if kind.state:
-        from paceline.builtin.optimizers import state_factor  # it loads torch
-
-        sizes |= {SHAPES: COUNT_BYTES, BESIDE: state_factor(optimizer) * work.parameter_bytes}
+        sizes |= {SHAPES: COUNT_BYTES, BESIDE: optimizer.state_numbers * work.parameter_bytes}
     # A bucket is packed into one buffer, and out of it; one that is empty is not summed.
     return {
         bucket: exchange.seconds(size) + 2 * size / constants.sum_rate if size else 0.0

@@ -2,7 +2,7 @@
 
 It is torch's own class, run chunk by chunk.
 
-Only optimizers that treat every element by itself can run on a chunk; which they are is a table.
+Only optimizers that treat every element by itself can run on a chunk (`spec/optimizers.py`).
 Numbers that belong to a whole parameter (how many steps it has seen) are kept for each parameter
 of a chunk once they differ: a parameter without a gradient does not take part in a step.
 
@@ -25,27 +25,13 @@ from paceline.protocol.messages import Setting, Settings
 from paceline.served.client import WorkerSide
 from paceline.served.keras_rules import KERAS_RULES
 from paceline.served.memory import Piece, as_row, gather
+from paceline.spec.optimizers import OPTIMIZERS
 
+TORCH = {facts.class_name: facts for facts in OPTIMIZERS.values() if facts.is_elementwise}
 ELEMENTWISE: dict[str, type[Optimizer]] = {
-    kind.__name__: kind
-    for kind in (
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.RMSprop,
-        torch.optim.Adagrad,
-        torch.optim.Adadelta,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.ASGD,
-        torch.optim.Rprop,
-        *KERAS_RULES,
-    )
+    **{name: getattr(torch.optim, name) for name in TORCH},
+    **{kind.__name__: kind for kind in KERAS_RULES},
 }
-FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
-"""Those with a kernel that makes one pass over memory; on a GPU all but the last."""
-
 EXACTLY_FUSED = (torch.float32, torch.float64)
 """torch 2.13's fused SGD leaves most elements of a bfloat16 parameter as they were."""
 
@@ -128,7 +114,7 @@ class ChunkOptimizers:
     """torch optimizers for each chunk, all of one class."""
 
     def __init__(self, kind: str, groups: Sequence[Settings]) -> None:
-        self._class, self._fused = ELEMENTWISE[kind], kind in FUSED
+        self._class, self._facts = ELEMENTWISE[kind], TORCH.get(kind)
         # Without the wrappers for profilers and compilers, which cost more than a small chunk's
         # arithmetic; callers run under no_grad.
         self._step: Callable[[Optimizer], object] = inspect.unwrap(self._class.step)
@@ -215,7 +201,8 @@ class ChunkOptimizers:
         parameter = torch.nn.Parameter(one.weights[elements])
         known = inspect.signature(self._class).parameters
         settings = {k: v for k, v in self._groups[one.group].items() if k in known}
-        fused = self._fused and (parameter.is_cpu or self._class is not torch.optim.Adagrad)
+        facts = self._facts
+        fused = facts and (facts.is_fused if parameter.is_cpu else facts.is_fused_on_gpu)
         if fused and parameter.dtype in EXACTLY_FUSED:
             settings["fused"] = True
         return _Part(elements, parameter, self._class([parameter], **settings))

@@ -26,11 +26,13 @@ from paceline.spec.experiment import (
     to_toml,
 )
 from paceline.spec.faults import Fault, parse_fault
+from paceline.spec.optimizers import OPTIMIZERS, OptimizerFacts
 from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
 __all__ = [
     "ARCHITECTURES",
+    "OPTIMIZERS",
     "Architecture",
     "Auto",
     "Average",
@@ -44,6 +46,7 @@ __all__ = [
     "Link",
     "Measurement",
     "Optimizer",
+    "OptimizerFacts",
     "Paper",
     "Pipeline",
     "Prediction",

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from paceline.spec.base import LARGEST, Spec, require
+from paceline.spec.optimizers import OPTIMIZERS, OptimizerFacts
 
 
 class Optimizer(Spec, frozen=True, kw_only=True):
@@ -34,24 +35,28 @@ class Optimizer(Spec, frozen=True, kw_only=True):
             require(value >= 0, where, f"{name} = {value:g} is negative.", "write 0 or more.")
         problem = f"trust = {self.trust:g} is not above zero."
         require(self.trust > 0, where, problem, "write 0.001.")
-        uses_momentum = self.name in ("sgd", "rmsprop", "lars")
+        takes_momentum = self.facts.takes_momentum
         problem = f"momentum does not apply to {self.name}."
-        require(not self.momentum or uses_momentum, where, problem, "leave it out, or use sgd.")
+        require(not self.momentum or takes_momentum, where, problem, "leave it out, or use sgd.")
         if self.nesterov:
             problem = f"nesterov does not apply to {self.name}."
-            require(self.name == "sgd", where, problem, "leave it out, or use sgd.")
+            require(self.facts.takes_nesterov, where, problem, "leave it out, or use sgd.")
             problem = "nesterov looks ahead along a momentum, and there is none."
             require(self.momentum > 0, where, problem, "add momentum = 0.9.")
         problem = f"trust does not apply to {self.name}."
-        applies = self.name == "lars" or self.trust == 0.001
+        applies = self.facts.takes_trust or self.trust == 0.001
         require(applies, where, problem, "leave it out, or use lars.")
 
     @property
+    def facts(self) -> OptimizerFacts:
+        """Its row of the table."""
+        return OPTIMIZERS[self.name]
+
+    @property
     def state_numbers(self) -> int:
-        """So many it keeps for each weight."""
-        if self.name in ("adam", "adamw", "lamb"):
-            return 2
-        return (self.name in ("rmsprop", "adagrad")) + (self.momentum > 0)
+        """Numbers that it keeps for each weight."""
+        momentum = self.facts.momentum_numbers if self.momentum else 0
+        return self.facts.state_numbers + momentum
 
 
 class Schedule(Spec, frozen=True, kw_only=True):
