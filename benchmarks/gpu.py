@@ -70,17 +70,14 @@ SERVED = {
     "server-1": ("server", 1),
     "server-4": ("server", 4),
     "colocated": ("server:placement=colocated", 0),
-    "server-1-gpu": ("server:device=cuda", 1),
-    "colocated-gpu": ("server:device=cuda,placement=colocated", 0),
 }
 """Contender -> its architecture and server processes."""
 
-ONCE = ("server-4", "server-1-gpu", "colocated-gpu")
+ONCE = ("server-4",)
 SCRIPTED = {
     "single": ("single", 0),
     "server-1": ("server", 1),
     "server-1-2MiB": ("server:chunk=2MiB", 1),
-    "colocated-gpu": ("server:device=cuda,placement=colocated", 0),
 }
 PARTS = ("plain", "best", "feed", "server", "script", "follow", "batches", "models")
 CLOSE = 1e-4
@@ -220,8 +217,6 @@ class Bench:
             ("server", 1, 1),
             ("server", 2, 1),
             ("server:placement=colocated", 2, 0),
-            ("server:device=cuda", 2, 1),
-            ("server:device=cuda,placement=colocated", 2, 0),
         ):
             row: Row = {"part": "follow", "setting": text, "workers": workers, "servers": servers}
             try:

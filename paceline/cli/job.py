@@ -142,9 +142,6 @@ def check_applies(experiment: spec.Experiment) -> None:
 
 def check_gpus(kind: spec.Architecture, workers: int, gpus: int) -> None:
     """Raise where an architecture asks for GPUs that are not here, before anybody is started."""
-    if isinstance(kind, spec.Server) and kind.device == "cuda" and not gpus:
-        fix = "leave device=cuda out: servers need no GPU."
-        raise MissingError("this machine has no GPU that torch can use.", fix)
     if isinstance(kind, spec.Ring | spec.Average) and kind.backend == "nccl" and workers > gpus:
         problem = f"{workers} workers share {gpus} GPUs, and NCCL needs one for each."
         fix = "leave backend out: workers that share a GPU then exchange by gloo."

@@ -221,8 +221,6 @@ def why_no_second_homes(options: spec.Server, shape: Shape) -> str:
         return "there is no other server"
     if shares_memory(options, shape):
         return "weights lie in memory that it writes to; transport=tcp has second homes for them"
-    if options.device != "cpu":
-        return "it serves from a GPU"
     if shape.accelerated:
         return "workers compute on GPUs, where the next gradients overwrite what nobody else has"
     if options.compression != "none" and workers_serve(options, shape):

@@ -202,15 +202,13 @@ def open_staging(
     layout: Layout,
     held: Flats,
     gradients: Flats | None,
-    *,
-    on_device: bool,
 ) -> Staging | None:
     """None where the worker's tensors are in main memory. `held`, `gradients`: what copies come
-    from and go to; `on_device`: both are there already, and tensors read what is held."""
+    from and go to."""
     if not is_apart(device):
         return None
     staging = Staging(
-        weights=held if on_device else Flats.private(layout, device=device),
+        weights=Flats.private(layout, device=device),
         out=open_lane(device),
         back=open_lane(device),
         clock=context.clock,
@@ -219,8 +217,7 @@ def open_staging(
         staging.pinned = Pinned(context)
         for flats in (held, gradients):
             staging.pinned.add(None if flats is None else flats.segment)
-        told = "servers exchange through main memory all the same"
-        say_who_shares(context, "servers exchange inside it" if on_device else told)
+        say_who_shares(context, "servers exchange through main memory all the same")
     return staging
 
 
@@ -370,7 +367,7 @@ class DeviceWorker(WorkerSide):
     # Called by the loop.
 
     def release(self) -> None:
-        if self._freed and self._staging.weights is not self._held:
+        if self._freed:
             there, here = self._staging.weights, self._held
             self._back.copy(
                 [there.chunk(chunk) for chunk in self._freed],

@@ -68,17 +68,6 @@ class Exchange:
         return not identity.has_joined and identity.rank == self.leader
 
     @property
-    def serves_apart(self) -> bool:
-        """Servers have weights of their own, wherever this host's memory has them."""
-        plan = self._member.plan
-        return not (self.is_shared and (plan.device == "cpu" or plan.on_device))
-
-    @property
-    def is_on_device(self) -> bool:
-        """What tensors read is memory of a GPU that another process may have offered."""
-        return self._member.plan.on_device
-
-    @property
     def is_apart(self) -> bool:
         """What tensors read is a copy on their device of what this host holds."""
         return self._read is not self.held
@@ -130,9 +119,7 @@ class Exchange:
                 self._context.members_changed(crew, change.lost, change.left)
 
     def gather(self, key: str, note: str) -> list[str]:
-        """The notes of all workers, on all of them; of those who are lost only what they left. What
-        this one has asked a device for is done by then: others may write what it has read."""
-        self.held.settle()
+        """The notes of all workers, on all of them; of those who are lost only what they left."""
         if self._context.identity.goes_on:
             return self.meeting.collect(key, note, self._context.identity.workers, self.worker.lost)
         return self.meeting.gather(key, note, self._context.identity.workers)

@@ -2,7 +2,6 @@
 
 from paceline.protocol import messages
 from paceline.protocol.plan import Plan
-from paceline.served.device_memory import DeviceTicket
 from paceline.wire import Ticket
 
 AnyMessage = (
@@ -57,17 +56,5 @@ class JobPlan(Plan, frozen=True, kw_only=True):
     accelerated: bool = False
     """The workers compute on devices: the cores of their hosts are free for servers."""
 
-    device: str = "cpu"
-    """Where servers hold what they serve; what has come and goes out is in main memory, unless all
-    members share the device's."""
-
     ticket: Ticket | None = None
     """Where the served flats lie in shared memory."""
-
-    device_ticket: DeviceTicket | None = None
-    """Where they lie on a GPU that all members share."""
-
-    @property
-    def on_device(self) -> bool:
-        """Gradients and weights are handed over inside a GPU, not through main memory."""
-        return self.device_ticket is not None

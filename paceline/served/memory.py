@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from paceline.protocol import Chunk, Layout
-from paceline.served.device_memory import settle
 from paceline.wire import Segment
 
 DTYPES = {
@@ -73,11 +72,6 @@ class Flats:
                 flat[end : place.start].zero_()
                 end = place.stop
             flat[end:].zero_()
-
-    def settle(self) -> None:
-        """What this thread has asked for here is done; in main memory it is at once."""
-        for device in {flat.device for flat in self._flats}:
-            settle(device)
 
     def close(self) -> None:
         self._flats, self._chunks, self._buffers = [], [], []

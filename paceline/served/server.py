@@ -6,7 +6,7 @@ With `update = "worker"` averaged gradients stand in the place of weights.
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -16,17 +16,11 @@ from paceline.protocol.actions import Drop, Work
 from paceline.protocol.messages import Assign, AssignState, Copy, Handed, Push, State
 from paceline.protocol.seat import SeatMachine
 from paceline.served.job_plan import JobPlan
-from paceline.served.memory import Piece, as_buffer, from_buffer
+from paceline.served.memory import Flats, Piece, as_buffer, from_buffer
 from paceline.served.transports import Payloads, Transport
 from paceline.served.updates import ChunkOptimizers, mean, only
 
 Filled = TypeVar("Filled", bound=Copy | State)
-
-
-class Chunks(Protocol):
-    """Memory of chunks; `Flats` are."""
-
-    def chunk(self, index: int) -> Tensor: ...
 
 
 class ServerSide:
@@ -37,7 +31,7 @@ class ServerSide:
         *,
         plan: JobPlan,
         machine: SeatMachine,
-        served: Chunks,
+        served: Flats,
         transports: Mapping[str, Transport],
     ) -> None:
         """`transports`: the way to each worker."""
@@ -163,7 +157,7 @@ class ServerSide:
         """A message with the state of its chunk: for a worker, or for its second home."""
         assert self._optimizers is not None
         tensors, scalars = self._optimizers.state(message.chunk)
-        payloads = [as_buffer(values.cpu()) for values in tensors.values()]
+        payloads = [as_buffer(values) for values in tensors.values()]
         filled = msgspec.structs.replace(message, names=list(tensors), scalars=scalars)
         return filled, payloads
 
@@ -183,9 +177,6 @@ class ServerSide:
             self._optimize(handed.chunk)
             if not handed.bare:
                 self._set_state(handed, state)
-
-    def close(self) -> None:
-        """The seat is needed no more."""
 
     def counters(self) -> dict[str, object]:
         """What this seat saw, for the record."""

@@ -18,19 +18,9 @@ from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.placement import seats as seats_of
 from paceline.protocol.plan import check, placement_of
 from paceline.protocol.seat import SeatMachine
-from paceline.served import device_memory
 from paceline.served.client import WorkerSide
 from paceline.served.compression import Codec, make_codec
-from paceline.served.device import (
-    DeviceWorker,
-    Pinned,
-    Staging,
-    is_apart,
-    open_staging,
-    use_free_cores,
-)
-from paceline.served.device_memory import DeviceTicket, is_shared
-from paceline.served.device_server import DeviceServerSide, seat_device
+from paceline.served.device import DeviceWorker, Staging, open_staging, use_free_cores
 from paceline.served.job_plan import AnyMessage, JobPlan
 from paceline.served.loop import MemberLoop
 from paceline.served.memory import Flats
@@ -63,8 +53,6 @@ class OpenMember:
 
     def close(self, seconds: float) -> None:
         self.loop.stop()
-        if self.server is not None:
-            self.server.close()
         self.mailbox.close()
         for flats in self.memory:
             flats.close()
@@ -116,13 +104,12 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     job that runs, those which the servers have when its first step begins."""
     identity, meeting = context.identity, Meeting(context)
     leads, joins = identity.rank == 0, identity.has_joined
-    is_on_device = not joins and _shares_device(options, context, meeting, exchanged.device)
-    plan, served = _agree(options, identity, meeting, exchanged, is_on_device)
+    plan, served = _agree(options, identity, meeting, exchanged)
     mailbox = _open_mailbox(options, context, meeting, plan, leads)
     gradients = None
     serves_alone = all(seat.member == identity.name for seat in plan.seats)
-    if plan.on_device or (plan.rules.shared and not serves_alone):
-        gradients = _offer_gradients(plan, meeting, identity, exchanged.device)
+    if plan.rules.shared and not serves_alone:
+        gradients = _offer_gradients(plan, meeting, identity)
     exclusive = plan.rules.exclusive
     pinned = exchanged.device.type == "cuda"
     held = served if exclusive and served is not None else Flats.private(plan.layout, pinned=pinned)
@@ -131,21 +118,15 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     store = served or (held if exclusive else Flats.private(plan.layout))
     codec = make_codec(options.compression, options.topk_fraction)
     wire = Wire(held, codec, keeps=plan.rules.second_homes)
-    local: Transport = Local(held, store, wire)
-    if plan.on_device and gradients is not None:
-        local = Shared(gradients, held, store, copies=False)
+    local = Local(held, store, wire)
     server = None
     if plan.seat_of(identity.name) is not None:
-        server = _make_server(options, context, plan, meeting, store, local)
-    staging = open_staging(
-        context, exchanged.device, plan.layout, held, gradients, on_device=plan.on_device
-    )
+        server = _make_server(options, identity, plan, meeting, store, local)
+    staging = open_staging(context, exchanged.device, plan.layout, held, gradients)
     apart: Transport = wire
     if gradients is not None:
         apart = Shared(gradients, held, store, copies=plan.rules.copies)
-    inside = local
-    if plan.rules.second_homes and isinstance(local, Local):
-        inside = Spared(local, wire)
+    inside: Transport = Spared(local, wire) if plan.rules.second_homes else local
     worker = _make_worker(context, plan, mailbox, held, codec, (apart, inside), staging)
     loop = MemberLoop(plan, mailbox, worker, server, context.note)
     member = OpenWorker(
@@ -192,33 +173,17 @@ def set_up_server(options: spec.Server, context: Context) -> OpenMember | None:
     table = seats_of(placement_of(options, shape), identity.workers, identity.servers)
     if identity.name not in {seat.member for seat in table}:
         return None
-    _shares_device(options, context, meeting, seat_device(options, context))
     plan = meeting.read("plan", JobPlan, "worker0")
     use_free_cores(plan, identity)
     mailbox = _open_mailbox(options, context, meeting, plan, leads=False)
-    store = _reach_served(plan, seat_device(options, context)) or Flats.private(plan.layout)
-    server = _make_server(options, context, plan, meeting, store)
+    store = _reach_served(plan) or Flats.private(plan.layout)
+    server = _make_server(options, identity, plan, meeting, store)
     loop = MemberLoop(plan, mailbox, None, server, context.note)
     return OpenMember(plan=plan, mailbox=mailbox, loop=loop, server=server, memory=[store])
 
 
-def _shares_device(
-    options: spec.Server, context: Context, meeting: Meeting, device: torch.device | None
-) -> bool:
-    """Whether all members hand chunks over inside one GPU; all ask before there is a plan."""
-    shape, identity = shape_of(context.identity), context.identity
-    own = device if device is not None and is_apart(device) else None
-    holds, why = is_shared(options, shape, identity, meeting, own)
-    if why and identity.rank == 0:
-        context.note(f"members do not share a GPU's memory, and chunks take main memory ({why}).")
-    return holds
-
-
-def _reach_served(plan: JobPlan, device: torch.device | None) -> Flats | None:
-    """What is served, where worker 0 has laid it; None where members share no memory."""
-    if plan.device_ticket is not None:
-        assert device is not None, "who has none does not agree to share a device's memory"
-        return Flats(plan.layout, device_memory.reach(plan.device_ticket, device))
+def _reach_served(plan: JobPlan) -> Flats | None:
+    """Memory that worker 0 made for the served values; None if members share no memory."""
     return None if plan.ticket is None else Flats.shared(plan.layout, Segment.attach(plan.ticket))
 
 
@@ -227,17 +192,12 @@ def _agree(
     identity: Identity,
     meeting: Meeting,
     exchanged: Exchanged,
-    is_on_device: bool,
 ) -> tuple[JobPlan, Flats | None]:
     """The plan that worker 0 makes, and the memory where all find what is served, if they share."""
     served: Flats | None = None
     if identity.rank == 0:
         plan = make_job_plan(exchanged, options, identity)
-        if is_on_device:
-            served, ticket = _offer_on_device(plan, exchanged.device)
-            plan = msgspec.structs.replace(plan, device_ticket=ticket)
-            write_tensors(exchanged.tensors, served)
-        elif plan.rules.shared:
+        if plan.rules.shared:
             served = Flats.shared(plan.layout)
             assert served.segment is not None
             plan = msgspec.structs.replace(plan, ticket=served.segment.ticket)
@@ -246,7 +206,7 @@ def _agree(
     plan = meeting.read("plan", JobPlan, "worker0")
     check_plan(plan, exchanged)
     if served is None:
-        served = _reach_served(plan, exchanged.device)
+        served = _reach_served(plan)
     return plan, served
 
 
@@ -256,7 +216,6 @@ def write_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             flats.parameter(index, tensor).copy_(tensor)
-    flats.settle()
 
 
 def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
@@ -264,7 +223,6 @@ def read_tensors(tensors: Sequence[Tensor], flats: Flats) -> None:
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             tensor.copy_(flats.parameter(index, tensor))
-    flats.settle()
 
 
 def _open_mailbox(
@@ -285,55 +243,32 @@ def _open_mailbox(
     return mailbox
 
 
-def _offer_gradients(
-    plan: JobPlan, meeting: Meeting, identity: Identity, device: torch.device
-) -> Flats:
-    key = f"gradients/{identity.name}"
-    if plan.on_device:
-        gradients, ticket = _offer_on_device(plan, device)
-        meeting.leave(key, ticket)
-        return gradients
+def _offer_gradients(plan: JobPlan, meeting: Meeting, identity: Identity) -> Flats:
     gradients = Flats.shared(plan.layout)
     assert gradients.segment is not None
-    meeting.leave(key, gradients.segment.ticket)
+    meeting.leave(f"gradients/{identity.name}", gradients.segment.ticket)
     return gradients
-
-
-def _offer_on_device(plan: JobPlan, device: torch.device) -> tuple[Flats, DeviceTicket]:
-    memory, ticket = device_memory.offer(Flats.size_bytes(plan.layout), device)
-    return Flats(plan.layout, memory), ticket
 
 
 def _make_server(
     options: spec.Server,
-    context: Context,
+    identity: Identity,
     plan: JobPlan,
     meeting: Meeting,
     store: Flats,
     local: Transport | None = None,
 ) -> ServerSide:
-    """`local`: the way to the worker of this process, if it has one."""
-    own, rules = context.identity.name, plan.rules
+    """Return the server of this process. `local`: the way to its worker, if it has one."""
+    own, rules = identity.name, plan.rules
     seat = plan.seat_of(own)
     assert seat is not None
     wire = Wire(store, make_codec(options.compression, options.topk_fraction))
-    device = store.chunk(0).device if plan.on_device else seat_device(options, context)
-    pinned = Pinned(context) if device is not None and device.type == "cuda" else None
-    if pinned is not None and local is None:  # else the worker of this process has seen to it
-        pinned.add(store.segment)
 
     def way_to(name: str) -> Transport:
         if not rules.shared:
             return wire
-        if plan.on_device:
-            offered = meeting.read(f"gradients/{name}", DeviceTicket, name)
-            assert device is not None
-            found = Flats(plan.layout, device_memory.reach(offered, device))
-            return Shared(found, None, store, copies=False)
         ticket = meeting.read(f"gradients/{name}", Ticket, name)
         gradients = Flats.shared(plan.layout, Segment.attach(ticket))
-        if pinned is not None:
-            pinned.add(gradients.segment)
         return Shared(gradients, None, store, copies=rules.copies)
 
     workers = [f"worker{worker}" for worker in range(plan.workers)]
@@ -341,10 +276,7 @@ def _make_server(
     known = {name: here.get(name) or way_to(name) for name in workers}
     transports = Transports(known, way_to)
     machine = SeatMachine(plan, seat, assigned=rules.shared)
-    common: dict[str, Any] = {"plan": plan, "machine": machine, "transports": transports}
-    if device is None:
-        return ServerSide(served=store, **common)
-    return DeviceServerSide(device, published=store, pinned=pinned, **common)
+    return ServerSide(plan=plan, machine=machine, served=store, transports=transports)
 
 
 def _make_worker(

@@ -94,7 +94,6 @@ def make_job_plan(exchanged: Exchanged, options: spec.Server, identity: Identity
         fingerprint=exchanged.fingerprint,
         optimizer=exchanged.optimizer,
         accelerated=shape.accelerated,
-        device=options.device,
     )
 
 

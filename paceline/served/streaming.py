@@ -99,11 +99,6 @@ class Streaming:
         self._restore()
         pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
 
-    def leave(self) -> None:
-        """The tensors get memory of their own: what they read goes with the process it is of."""
-        self.settle()
-        self.weights.give_back()
-
     def saved_state(self) -> dict[str, Any]:
         self.settle()
         with self._local_optimizer() as optimizer:
@@ -325,7 +320,7 @@ def assign_weights(exchange: Exchange) -> None:
     """The workers' weights, equal on all, become the servers'."""
     if exchange.leads or not exchange.is_shared:
         write_tensors(exchange.exchanged.tensors, exchange.held)
-    if exchange.serves_apart:
+    if not exchange.is_shared:
         push_weights(exchange)
 
 

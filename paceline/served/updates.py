@@ -172,16 +172,10 @@ class ChunkOptimizers:
             self._split(one)
         for number, part in enumerate(one.parts):
             numbers = scalars[number]
-            there, beside = part.parameter.device, _beside(part.optimizer)
             state: dict[str, Any] = {
-                name: value[part.elements].to(there, copy=True) for name, value in tensors.items()
+                name: value[part.elements].clone() for name, value in tensors.items()
             }
-            where = there if id(part.parameter) in beside else None
-            state |= {
-                name: torch.tensor(value, device=where)
-                for name, value in numbers.items()
-                if name != EXISTS
-            }
+            state |= {n: torch.tensor(v) for n, v in numbers.items() if n != EXISTS}
             part.optimizer.state.pop(part.parameter, None)
             if EXISTS in numbers:
                 part.optimizer.state[part.parameter] = state
@@ -201,9 +195,8 @@ class ChunkOptimizers:
         parameter = torch.nn.Parameter(one.weights[elements])
         known = inspect.signature(self._class).parameters
         settings = {k: v for k, v in self._groups[one.group].items() if k in known}
-        facts = self._facts
-        fused = facts and (facts.is_fused if parameter.is_cpu else facts.is_fused_on_gpu)
-        if fused and parameter.dtype in EXACTLY_FUSED:
+        is_fused = self._facts is not None and self._facts.is_fused
+        if is_fused and parameter.dtype in EXACTLY_FUSED:
             settings["fused"] = True
         return _Part(elements, parameter, self._class([parameter], **settings))
 
@@ -232,11 +225,6 @@ def mean(parts: Sequence[Part], into: Tensor) -> Tensor:
     """
     values = [_whole(pieces, into) for pieces, _ in parts]
     weights = [weight for _, weight in parts]
-    if not into.is_cpu:
-        exact = torch.zeros_like(into, dtype=torch.promote_types(into.dtype, torch.float32))
-        for value, weight in zip(values, weights, strict=True):
-            exact.add_(value, alpha=weight)
-        return into.copy_(exact)
     if into.dtype in (torch.float16, torch.bfloat16):
         exact = torch.empty(into.shape, dtype=torch.float32)
         _sum([value.float().numpy() for value in values], weights, exact.numpy())

@@ -135,9 +135,6 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Where the optimizer runs; `worker` leaves only the averaging to the servers, `auto` decides
     by what the script's first step does with its gradients."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where servers sum and update: in main memory, or on a GPU of their host."""
-
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"
     window: int = 2

@@ -187,39 +187,6 @@ def test_servers_on_the_cpu_follow_one(tmp_path, alone, text, workers, servers):
     assert all(seconds >= 0 for seconds in summary.breakdown_seconds.values())
 
 
-@pytest.mark.parametrize(
-    ("text", "workers", "servers"),
-    [
-        ("server:device=cuda,transport=tcp", 2, 2),
-        ("server:device=cuda,mode=bounded,staleness=0,placement=colocated", 2, 0),
-        ("server:device=cuda,mode=async,placement=colocated", 1, 0),
-    ],
-)
-def test_servers_on_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
-    run(tmp_path, text=text, workers=workers, servers=servers)
-    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
-
-
-def train_inside(session: Session) -> None:
-    train_recorded(session)
-    assert session.architecture._opened.is_on_device
-
-
-@pytest.mark.parametrize(
-    ("text", "workers", "servers"),
-    [
-        ("server:device=cuda", 1, 1),
-        ("server:device=cuda,chunk=64KiB", 2, 2),
-        ("server:device=cuda,placement=colocated", 1, 0),
-        ("server:device=cuda,placement=colocated", 2, 0),
-        ("server:device=cuda,placement=colocated,update=worker", 2, 0),
-    ],
-)
-def test_chunks_handed_over_inside_the_gpu_follow_one(tmp_path, alone, text, workers, servers):
-    run(tmp_path, train_inside, text=text, workers=workers, servers=servers)
-    assert curve(newest(tmp_path)) == pytest.approx(alone, rel=1e-4)
-
-
 def train_on_hosts(session: Session, hosts: str) -> None:
     """Worker i is on host `hosts[i]`."""
     session.identity = msgspec.structs.replace(session.identity, host=hosts[session.rank])
@@ -241,11 +208,11 @@ def test_hosts_of_workers_on_the_gpu_follow_one(tmp_path, alone, hosts, text, se
 @pytest.mark.parametrize(
     ("optimizer", "rate"), [("adam", 1e-3), ("adagrad", 1e-4), ("rmsprop", 1e-5)]
 )
-def test_optimizers_run_on_a_seat_on_the_gpu(tmp_path, optimizer, rate):
+def test_optimizers_of_workers_on_the_gpu_run_on_servers(tmp_path, optimizer, rate):
     # A first step of rmsprop is ten times the rate whatever the gradient: larger ones only differ.
     changes = {"optimizer": {"name": optimizer, "learning_rate": rate}, "clip_norm": 0.05}
     folders = [tmp_path / "alone", tmp_path / "served"]
-    server = "server:placement=colocated,device=cuda"
+    server = "server:placement=colocated"
     for folder, text in zip(folders, ("single", server), strict=True):
         run(folder, text=text, **changes)
     alone, served = (curve(newest(folder)) for folder in folders)
@@ -278,10 +245,8 @@ def test_servers_train_alike_with_every_option(tmp_path, changes):
     assert served == pytest.approx(alone, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "server", ["server:placement=colocated", "server:placement=colocated,device=cuda"]
-)
-def test_a_checkpoint_taken_from_servers_resumes(tmp_path, server):
+def test_a_checkpoint_taken_from_servers_resumes(tmp_path):
+    server = "server:placement=colocated"
     adam = {"optimizer": {"name": "adam", "learning_rate": 1e-3}, "steps": 12}
     run(tmp_path / "whole", text=server, **adam, checkpoint_every=5)
     whole = newest(tmp_path / "whole")

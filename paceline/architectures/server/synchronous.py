@@ -155,8 +155,6 @@ class SynchronousServer:
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        if exchange.is_on_device and self._streaming is not None and not failed:
-            self._streaming.leave()
         exchange.close(failed=failed)
 
     def follow(self) -> None:
