@@ -271,7 +271,7 @@ class Rounds:
             self.exchanged_bytes += flat.size_bytes
         if bucket == WEIGHTS:
             tags = int(self._number)
-            ended = self._context.ended() if tags != self._under_way.tag * summed else {}
+            ended = self._context.membership.ended() if tags != self._under_way.tag * summed else {}
             if ended:
                 raise ended_early(ended, self._context.identity.name)
         return Reduced(bucket, tags, summed)

@@ -133,7 +133,7 @@ class BucketedArchitecture:
     def pass_over(self) -> None:
         """Average the rest; after it every `grad` is the mean."""
         while not self._is_summed():
-            if self._context.makes_again():
+            if self._context.training.repeats_steps:
                 raise StepAgain
         for bucket in self._buckets:
             self._tell(Reduced(bucket.number))

@@ -60,7 +60,7 @@ def refuse_other(tensors: Sequence[Tensor], context: Context) -> None:
         return
     means = torch.stack([tensor.mean(dtype=torch.float64).cpu() for tensor in compared])
     sizes = [float(tensor.abs().mean()) for tensor in compared]
-    everyones = context.mean(means)
+    everyones = context.training.mean(means)
     for tensor, mean, own, size in zip(compared, everyones, means, sizes, strict=True):
         if are_other(float(mean), float(own), size, tensor.dtype):
             raise ExchangeError(OTHER_WEIGHTS)

@@ -43,7 +43,7 @@ class Remembered:
     Without state, so that one serves every gradient of every step."""
 
     def __init__(self, context: Context) -> None:
-        self._broke = context.broke
+        self._broke = context.training.remember
 
     def __enter__(self) -> None:
         pass
@@ -98,7 +98,7 @@ class GradientTap:
         """Gradients that are this worker's alone, as those of `no_sync`."""
         self._local_versions: dict[int, int] = {}
         """Theirs, when the pass that made them was over."""
-        context.after_backward(self._returned)
+        context.training.after_backward(self._returned)
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
         """Watch these tensors, and no others."""
@@ -171,7 +171,7 @@ class GradientTap:
         """Before the script's hooks; Paceline's other ones, which scale, come after them."""
 
         def average(gradient: Tensor) -> Tensor:
-            return self._average(index, gradient * self._context.weight())
+            return self._average(index, gradient * self._context.training.weight())
 
         hooks: Any = tensor._backward_hooks
         before = sorted(hooks.items(), key=lambda pair: not is_foreign(pair[1]))
@@ -276,7 +276,7 @@ class GradientTap:
         """The mean over the workers, who must all be at the same tensor."""
         plain = gradient.detach().as_subclass(Tensor)
         told = torch.cat([plain.flatten(), plain.new_tensor([float(index % MANY)])])
-        mean = self._context.mean(told)
+        mean = self._context.training.mean(told)
         if float(mean[-1]) != index % MANY:
             raise ExchangeError(
                 "a hook on a trained tensor runs on some workers only, or in another order: every "
@@ -352,9 +352,9 @@ def with_mean_loss(
         loss = closure()
         after()
         value = loss if isinstance(loss, Tensor) else torch.tensor(float(loss))
-        weight = context.weight()  # without a sample the loss may not even be a number
+        weight = context.training.weight()  # without a sample the loss may not even be a number
         counted = value.detach() * weight if weight else torch.zeros_like(value)
-        return context.mean(counted)
+        return context.training.mean(counted)
 
     return evaluate
 

@@ -42,9 +42,9 @@ def balance(session: Session, shares: list[float]) -> None:
     if session.store is None:
         return
     key = f"speed/{session.step}"
-    session.store.set(f"{key}/{session.rank}", repr(speed(session.recent)))
+    session.store.set(f"{key}/{session.rank}", repr(speed(session.steps.recent)))
     speeds = dict.fromkeys(range(session.workers), 1.0)
-    for rank in session.members:
+    for rank in session.participants.members:
         try:
             speeds[rank] = float(session.store.get(f"{key}/{rank}"))
         except (torch.distributed.DistError, RuntimeError) as error:

@@ -22,7 +22,7 @@ from paceline.builtin.balance import balance
 from paceline.builtin.evaluation import accuracy
 from paceline.builtin.recording import recording_for
 from paceline.builtin.schedule import learning_rate
-from paceline.collectives.context import StepAgain
+from paceline.collectives.context import GradientUse, StepAgain
 from paceline.collectives.group import Group
 from paceline.compute.emulated import EmulatedModel, model_for, skip_updates
 from paceline.data.scatter import ScatterLoader, describe
@@ -51,7 +51,9 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     shares = list(cluster.shares) or [1.0] * cluster.workers
     total = workload.global_batch_for(cluster.workers)
     num_steps = workload.num_steps(cluster.workers, len(dataset))
-    if start >= num_steps and not (session.has_joined or checkpoints.exist(folder.path)):
+    if start >= num_steps and not (
+        session.participants.has_joined or checkpoints.exist(folder.path)
+    ):
         problem = f"{workload.resume} has {start} steps behind it, and {num_steps} were asked for."
         raise SpecError("resume", problem, "ask for more steps or epochs.")
     if workload.epochs and (rest := len(dataset) % total):
@@ -65,7 +67,7 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
     batches = source.steps(start, num_steps)
     for step, batch in enumerate(_timed(batches, session, worker.device), start):
         while not worker.took(step, batch, total):
-            session.begin_again()
+            session.steps.begin_again()
             batch = next(_timed(source.steps(step, step + 1), session, worker.device))
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
             with session.clock.paused("balancing"):
@@ -75,9 +77,9 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
             with session.clock.paused("checkpoint"):
                 worker.save(folder.path, step + 1)
     worker.finish(dataset)
-    has_spoken = session.speaks_for_all
-    session.survivors.end_together()
-    if session.speaks_for_all and not has_spoken:  # who did was lost at the last moment
+    has_spoken = session.participants.is_speaker
+    session.end_together()
+    if session.participants.is_speaker and not has_spoken:  # who did was lost at the last moment
         if workload.checkpoint_every:
             worker.write(folder.path, num_steps, (session.rank,))
         worker.conclude(dataset)
@@ -102,17 +104,17 @@ def _begin(
     """Distribute the model, as a checkpoint has it if there is one; the first step to be taken."""
     workload, start = experiment.workload, 0
     resumed: Found | None = None
-    if not (isinstance(model, PipelineModel) or session.has_joined):
+    if not (isinstance(model, PipelineModel) or session.participants.has_joined):
         resumed = _found(workload, run)
     if resumed is not None:
         start = checkpoint.load(resumed, model=model, optimizer=optimizer)
-    session.survivors.makes_again = session.options.exclusive
-    session.gradient_use = "clip" if workload.clip_norm else "nothing"
-    session.shares_batches = True
-    session.distribute(model, optimizer)
-    if session.has_joined:
-        start = session.start
-    session.step = start
+    session.distribution.repeats_steps = session.options.exclusive
+    session.join_obstacle.batches_are_divided = True
+    gradient_use: GradientUse = "clip" if workload.clip_norm else "nothing"
+    session.distribute(model, optimizer, gradient_use=gradient_use)
+    if session.participants.has_joined:
+        start = session.participants.first_step
+    session.participants.begin_at(start)
     if isinstance(model, EmulatedModel):
         skip_updates(optimizer)
         model.pace.passes = start * workload.accumulate
@@ -207,8 +209,8 @@ class _Worker:
         """Take a step; False where a worker was lost in it, and all make it again."""
         session, model = self._session, self._model
         if not isinstance(model, PipelineModel):
-            session.gradients.scale_by(len(batch[0]) * len(session.sharing) / total)
-        again = session.survivors.go_on and session.survivors.makes_again
+            session.gradients.scale_by(len(batch[0]) * len(session.participants.sharing) / total)
+        again = session.survivors.go_on and session.distribution.repeats_steps
         before = [one.clone() for one in model.buffers()] if again else []
         try:
             self.step(step, *batch)
@@ -273,7 +275,7 @@ class _Worker:
     def save(self, run: Path, next_step: int) -> None:
         """A checkpoint by all workers."""
         self._architecture.settle()
-        self.write(run, next_step, self._session.there)
+        self.write(run, next_step, self._session.participants.present)
 
     def write(self, run: Path, next_step: int, members: Sequence[int]) -> None:
         """One that cannot be written ends no training but the last one, which nothing follows."""
@@ -306,7 +308,7 @@ class _Worker:
     def conclude(self, dataset: data.Dataset) -> None:
         """What one worker finds out for all."""
         session, workload = self._session, self._workload
-        if session.recorder is None or not session.speaks_for_all:
+        if session.recorder is None or not session.participants.is_speaker:
             return
         results = session.recorder.member.results
         results["num_samples"] = float(len(dataset))
@@ -371,7 +373,7 @@ def _source(
     if workload.reading == "each" or session.workers == 1:
 
         def own_part(count: int) -> slice:
-            there, place = division(shares, session)
+            there, place = division(shares, session.participants)
             return data.split(count, there)[place]
 
         if device.type == "cuda":

@@ -58,7 +58,7 @@ class Recording:
                 inputs, targets, before=self._streaming.settle, after=self._tell_servers
             )
         if self._looked_at is not None:
-            self._session.numbers.look(self._looked_at)
+            self._session.steps.observers.nonfinite.look(self._looked_at)
         return loss
 
     def _is_ready(self, inputs: Tensor, targets: Tensor) -> bool:
@@ -88,8 +88,8 @@ class Recording:
         if self._streaming is not None:
             self._streaming.settle()
             quiet = architecture.no_sync()
-        numbers, reach = self._session.numbers, self._session.reach
-        with self._session.clock.paused("recording"), quiet, numbers.paused(), reach.paused():
+        observers = self._session.steps.observers
+        with self._session.clock.paused("recording"), quiet, observers.paused():
             self._passes = RecordedPasses(
                 self._model,
                 self._loss,
@@ -99,8 +99,8 @@ class Recording:
                 rounded,
                 MARK_BYTES if self._streaming is not None else 0,
             )
-        if numbers.watched is not None:
-            self._looked_at = self._passes.gradient_of(numbers.watched)
+        if (watched := observers.nonfinite.watched) is not None:
+            self._looked_at = self._passes.gradient_of(watched)
         if self._streaming is not None:
             self._replay = self._streaming.record(self._passes.marks)
             self._is_over = self._replay is None
@@ -115,7 +115,7 @@ class Recording:
 def has_hooks(model: nn.Module, session: Session) -> bool:
     """Whether somebody wants each gradient of a step, beside those of ours who look at a few."""
     hooks = [hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()]
-    return any(hook not in (session.numbers.look, session.reach.look_before) for hook in hooks)
+    return not all(map(session.steps.observers.is_own, hooks))
 
 
 def recording_for(

@@ -231,7 +231,7 @@ def train_as_member(experiment: spec.Experiment, out: Path | None, json: bool) -
     if identity.index == 0:  # the others take its folder, which may be there before they look
         path = console.new_run_path(f"{experiment.workload.model}-{identity.launcher}", out)
     folder = train_here(resolved(experiment), path)
-    if current().speaks_for_all:
+    if current().participants.is_speaker:
         folder.wait_for_members()
         record.summarise(folder, "finished")
         conclude(folder)

@@ -1,8 +1,13 @@
-"""What collectives and architectures are given: their surroundings, seen from one worker."""
+"""What collectives and architectures are given: their surroundings, seen from one worker.
+
+`Context` holds the facts. What an exchange asks of the training loop around it is
+`TrainingContext`; the changes of membership that it reports are `MembershipContext`. The session
+implements both; as they stand here they are right for a job whose workers stay the same.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +21,10 @@ from paceline.telemetry import StepClock
 
 
 class StepAgain(Exception):  # noqa: N818 - a turn of events
-    """A worker was lost inside this step, before anybody had the sums: its gradients are gone, and
-    the step is to be made again from the batch on. No error of the script's, and not of the job's.
+    """Raised when a worker failed inside this step before any worker had the sums.
+
+    The gradients of the step are gone, and it is made again from its batch on. It is an error
+    neither of the script nor of the job.
     """
 
 
@@ -27,12 +34,67 @@ AfterBackward = Callable[[Exception | None], None]
 """Called with what a backward pass raised."""
 
 
-class MembersChanged(Protocol):
-    """See `Context`."""
+class TrainingContext:
+    """The training loop around an exchange, which the exchange asks at any point of a step."""
 
-    def __call__(
-        self, members: tuple[int, ...], lost: tuple[int, ...], left: tuple[int, ...] = ()
-    ) -> None: ...
+    repeats_steps = False
+    """The loop computes a step again that a failure has interrupted (`StepAgain`), on the whole
+    batch. A script cannot: its next step leaves out the failed worker's part of the batch."""
+
+    def weight(self) -> float:
+        """Weight of this worker's gradients in the current step; an equal part counts 1."""
+        return 1.0
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean of a small value over the workers; all call it at the same point."""
+        return value
+
+    def progress(self) -> Progress:
+        """Where this worker is in its training; asked when workers regroup, and when they end."""
+        return Progress()
+
+    def after_backward(self, do: AfterBackward) -> None:
+        """Have `do` called whenever a backward pass of the script has ended."""
+
+    def remember(self, error: PacelineError) -> None:
+        """Take note of an error just before it is raised inside a step, where a script may catch
+        it."""
+
+
+class MembershipContext:
+    """The session, as it hears of workers and servers that come, end or fail."""
+
+    def ended(self) -> dict[str, int]:
+        """Workers that have ended without a failure, and after how many steps; asked when an
+        exchange cannot finish."""
+        return {}
+
+    def joined_at(self, step: int) -> None:
+        """Called once on a worker that joined a running job: the first step it takes part in."""
+
+    def failed_from(self, worker: int, step: int) -> None:
+        """Called with a failed worker and the first step that it does not count in, from any
+        thread and before the next step begins; -1 where parameters differ in that step."""
+
+    def left_out(self, worker: int, step: int, steps: int) -> None:
+        """Called before `members_changed` with a worker that failed or left, the first step that it
+        does not count in, and in how many steps from there on batches were still divided with it.
+        """
+
+    def members_changed(
+        self, members: tuple[int, ...], failed: tuple[int, ...], left: tuple[int, ...] = ()
+    ) -> None:
+        """Called between two steps on every worker: ranks of those who take the next one, joining
+        workers among them, ranks that failed, and ranks that left. From then on the members share
+        the whole batch."""
+
+    def server_failed(self, server: str, step: int) -> None:
+        """Called between two steps with a server that failed in a step, and without which the
+        others continue."""
+
+    def regrouped(self, regroup: Regroup) -> None:
+        """Called by the training thread when the remaining workers have agreed, before they
+        continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +103,7 @@ class Context:
 
     identity: Identity
     store: Store | None
-    """Where members leave each other notes before they can talk; None when there is one member.
+    """Key-value notes of the members, before they can talk; None when there is one member.
 
     Each call of `distribute` has a part of its own.
     """
@@ -51,58 +113,15 @@ class Context:
     note: Callable[[str], None]
     """Put a line into the record: a fallback taken, something the user may not expect."""
 
+    training: TrainingContext = field(default_factory=TrainingContext)
+    membership: MembershipContext = field(default_factory=MembershipContext)
+
     deadline_seconds: float = 120.0
     """How long any wait for another member may take."""
 
-    weight: Callable[[], float] = lambda: 1.0
-    """What this worker's gradients of the current step count, an equal part being 1."""
-
-    mean: Callable[[Tensor], Tensor] = lambda value: value
-    """The mean of a small value over the workers; all of them call it at the same point."""
-
-    ended: Callable[[], dict[str, int]] = dict
-    """Workers that have ended well, and after how many steps."""
-
-    members_changed: MembersChanged = lambda members, lost, left=(): None
-    """Called between two steps on every worker: ranks of those who take the next one, newcomers
-    among them, ranks lost, and of those who have left. From then on they share the whole batch.
-    """
-
-    left_out: Callable[[int, int, int], None] = lambda worker, step, steps: None
-    """Called before `members_changed` with such a worker, the first step that it does not count in,
-    and in how many steps from that one on samples were divided with it all the same."""
-
-    lost_from: Callable[[int, int], None] = lambda worker, step: None
-    """Called with a lost worker and the first step that it does not count in, from any thread and
-    before the next step begins; -1 where that is not the same for all parameters."""
-
-    server_lost: Callable[[str, int], None] = lambda server, step: None
-    """Called between two steps with a server that was lost in a step, and without which the others
-    go on."""
-
-    starts_at: Callable[[int], None] = lambda step: None
-    """Called where this worker has joined a job that ran: the first step it takes part in."""
-
-    broke: Callable[[PacelineError], None] = lambda error: None
-    """Called with an error that is about to be raised inside a script's step, where the script may
-    catch it."""
-
-    after_backward: Callable[[AfterBackward], None] = lambda do: None
-    """Have a function called whenever a backward pass of the script has ended."""
-
     crew: Crew | None = None
-    """The workers, where they go on in place without one that is lost."""
-
-    progress: Callable[[], Progress] = Progress
-    """Where this worker is in its training."""
-
-    makes_again: Callable[[], bool] = lambda: False
-    """Whether the loop computes a step again that was interrupted by a loss (`StepAgain`), on the
-    whole batch. A script cannot: there the lost part of the batch is left out."""
+    """The workers, where they continue in place after one of them has failed."""
 
     gradient_use: GradientUse | None = None
     """What is done with gradients between backward and `optimizer.step()`: nothing, or `clip`. None
     where only a step will show it: with a script."""
-
-    regrouped: Callable[[Regroup], None] = lambda regroup: None
-    """Called when workers were lost and the others have agreed, before they go on."""

@@ -77,7 +77,10 @@ class ElasticCollective:
         what is not summed but handed over with them, where that happens."""
         if not self._started:
             return  # no exchange: nobody would wait for anybody
-        crew, weight = self._crew, torch.tensor([self._context.weight()], dtype=torch.float64)
+        crew, weight = (
+            self._crew,
+            torch.tensor([self._context.training.weight()], dtype=torch.float64),
+        )
         flats = [one.flat for one in self._started]
         if crew.regroupings:  # one may have been lost with an uneven part of a batch
             self.start(weight)
@@ -122,7 +125,7 @@ class ElasticCollective:
         crew = self._crew
         crew.turn += 1
         crew.summed = self.summed = count
-        crew.trained_samples = self._context.progress().samples
+        crew.trained_samples = self._context.training.progress().samples
         if not keeps:
             copies = [flat.clone() for flat in flats]
             crew.kept = lambda: copies
@@ -137,7 +140,9 @@ class ElasticCollective:
             return
         if regroup.done:
             ended = {f"worker{rank}": self._crew.turn for rank in regroup.done}
-            raise ended_early(self._context.ended() or ended, self._context.identity.name)
+            raise ended_early(
+                self._context.membership.ended() or ended, self._context.identity.name
+            )
         raise Regrouped
 
 
@@ -146,8 +151,8 @@ def mend(context: Context, crew: Crew, flats: Sequence[Tensor]) -> Regroup:
     of them. More may be lost meanwhile."""
     while True:
         with contextlib.suppress(MemberLost):
-            regroup = crew.regroup(context.progress())
-            context.regrouped(regroup)
+            regroup = crew.regroup(context.training.progress())
+            context.membership.regrouped(regroup)
             hand_over(context, crew, regroup, flats)
             return regroup
 

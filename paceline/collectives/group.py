@@ -122,7 +122,9 @@ class Group:
                 raise MemberLost
             if crew is None and has_left:
                 self._explain(RuntimeError("a collective without all of its members"))
-            has_left = crew is None and bool(self._context.ended())  # its last bytes may come yet
+            has_left = crew is None and bool(
+                self._context.membership.ended()
+            )  # its last bytes may come yet
         self._wait(work)
 
     def _wait(self, work: Any) -> None:
@@ -137,7 +139,7 @@ class Group:
 
     def _explain(self, error: Exception) -> None:
         """Raise what is behind a failure, where that is known."""
-        if ended := self._context.ended():
+        if ended := self._context.membership.ended():
             raise ended_early(ended, self._context.identity.name) from error
 
 

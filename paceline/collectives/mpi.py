@@ -63,7 +63,7 @@ class MpiCollective:
 
     def finish(self) -> None:
         self._rounds += 1
-        weight = torch.tensor([self._context.weight()], dtype=torch.float64)
+        weight = torch.tensor([self._context.training.weight()], dtype=torch.float64)
         flats, self._started = [*self._started, weight], []
         values = [_on_host(flat) for flat in flats]
         # In place, unless this worker's own values may be needed once more.
@@ -139,7 +139,7 @@ class MpiCollective:
         self._communicator = shrunk
         lost = tuple(m for place, m in enumerate(self.members) if place not in places)
         self.members = tuple(self.members[place] for place in places)
-        self._context.members_changed(self.members, lost)
+        self._context.membership.members_changed(self.members, lost)
 
     def _raise_unless_lost(self, error: Any) -> None:
         if error.Get_error_class() not in (self._mpi.ERR_PROC_FAILED, self._mpi.ERR_REVOKED):

@@ -38,14 +38,14 @@ class Exchange:
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
         self.is_shared = self._member.plan.rules.shared
         self.cutter = Cutter(
-            exchanged.names, exchanged.tensors, self.layout, self.worker, context.weight
+            exchanged.names, exchanged.tensors, self.layout, self.worker, context.training.weight
         )
         founders = () if context.identity.has_joined else range(context.identity.workers)
         self._book = CrewBook(founders)
         self.lost_servers: list[str] = []
-        self.worker.lost_from = context.lost_from
+        self.worker.lost_from = context.membership.failed_from
         if context.identity.has_joined:
-            context.starts_at(self.worker.machine.step)
+            context.membership.joined_at(self.worker.machine.step)
             self.greet(self.worker.machine.step)
 
     def view(self, index: int) -> Tensor:
@@ -105,7 +105,7 @@ class Exchange:
             if lost.member.startswith("worker"):  # that it is lost is told as a worker's loss
                 continue
             self.lost_servers.append(lost.member)
-            self._context.server_lost(lost.member, lost.step)
+            self._context.membership.server_failed(lost.member, lost.step)
         while self.worker.crew:
             self._book.hear(self.worker.crew.popleft())
         for change in self._book.begin(steps):
@@ -113,10 +113,12 @@ class Exchange:
                 # Where everyone takes steps of its own, one may hear of it late.
                 until = self.worker.machine.step if steps == math.inf else int(steps)
                 for worker in (*change.lost, *change.left):
-                    self._context.left_out(worker, change.cut, max(0, until - change.cut))
+                    self._context.membership.left_out(
+                        worker, change.cut, max(0, until - change.cut)
+                    )
             if not change.left or steps < math.inf:  # else this one ends too
                 crew = tuple(sorted(self._book.crew))
-                self._context.members_changed(crew, change.lost, change.left)
+                self._context.membership.members_changed(crew, change.lost, change.left)
 
     def gather(self, key: str, note: str) -> list[str]:
         """The notes of all workers, on all of them; of those who are lost only what they left."""

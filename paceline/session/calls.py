@@ -77,13 +77,13 @@ def mean(value: Tensor | float) -> Tensor | float:
     """The mean of a number or a tensor over the workers; every worker calls it."""
     session = current()
     if isinstance(value, Tensor):
-        return session.everyone.mean(value)
-    return float(session.everyone.mean(torch.tensor(float(value), dtype=torch.float64)))
+        return session.group.mean(value)
+    return float(session.group.mean(torch.tensor(float(value), dtype=torch.float64)))
 
 
 def barrier() -> None:
     """Return when every worker has called it."""
-    current().everyone.mean(torch.zeros(1))
+    current().group.mean(torch.zeros(1))
 
 
 def rank() -> int:
@@ -98,11 +98,11 @@ def workers() -> int:
 
 def is_main() -> bool:
     """Whether this worker does what is done once for all: printing, saving."""
-    return current().speaks_for_all
+    return current().participants.is_speaker
 
 
 def _architectures() -> list[Architecture]:
-    architectures = current().architectures
+    architectures = current().distribution.architectures
     if not architectures:
         fix = "call paceline.distribute(model, optimizer) first."
         raise SpecError("paceline", "there is no distributed model yet.", fix)
@@ -113,7 +113,7 @@ def _architecture_of(model: torch.nn.Module | None) -> Architecture:
     architectures, session = _architectures(), current()
     if model is None and len(architectures) == 1:
         return architectures[0]
-    models = session.models
+    models = [trained.model for trained in session.distribution.trained]
     if model is None:
         fix = "name one: paceline.clip_grad_norm_(1.0, model)."
         raise SpecError("clip_grad_norm_", f"{len(models)} models are distributed.", fix)

@@ -4,13 +4,17 @@ A member that cannot see worker 0's folder writes a copy of its own, and sends i
 leaves.
 """
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import msgspec
+from torch._C._distributed_c10d import Store
 
 from paceline import spec
 from paceline.errors import ExchangeError
+from paceline.launch import Identity
 from paceline.record import RunFolder
+from paceline.session import stores
 
 MARK = ".copy"
 
@@ -23,6 +27,20 @@ def make_copy(path: Path, experiment: spec.Experiment) -> RunFolder:
         return RunFolder(path)
     folder.write(MARK, b"")
     return folder
+
+
+def leave(
+    store: Store,
+    identity: Identity,
+    folder: RunFolder | None,
+    workers: Iterable[int],
+    gone: Container[str],
+) -> None:
+    """Leave the job (see `stores.leave`), and bring the records together on the way."""
+    sent = "" if folder is None else pack(folder, identity.name)
+    records = stores.leave(store, identity, workers, sent, gone)
+    if folder is not None:
+        unpack(folder, records)
 
 
 def pack(folder: RunFolder, member: str) -> str:

@@ -19,13 +19,9 @@ from paceline import spec
 from paceline.diagnose import doctor
 from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
 from paceline.launch import Identity
-from paceline.session import stores
+from paceline.session import join_obstacle, stores
 
 KEY = "job"
-OBSTACLE = "newcomers"
-"""Why the job takes none, as its steps have shown; empty where it does."""
-
-UNDIVIDED = "the job's script takes batches that paceline.shard did not divide"
 REACH_SECONDS = 3.0
 AGAIN_SECONDS = 0.2
 WHERE = "--join"
@@ -148,7 +144,7 @@ def _look(store: Store, identity: Identity) -> Job:
     """What the job says of itself, once it has taken a step; SpecError where it is closed."""
     job = msgspec.json.decode(_learn(store, identity, KEY), type=Job)
     _check(job)
-    if why := _learn(store, identity, OBSTACLE):
+    if why := _learn(store, identity, join_obstacle.KEY):
         problem = f"{why}: there is no part for one more worker."
         fix = "let it shard one loader and train one model, or start it with all its workers."
         raise SpecError(WHERE, problem, fix)

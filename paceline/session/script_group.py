@@ -1,20 +1,19 @@
-"""The workers who began a job as one group, for a script's own numbers and for short notes."""
+"""The workers that began a job as one group: a script's own means, and short texts for all."""
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from paceline.collectives.collective import Collective, connect
+from paceline.collectives.collective import Collective
 from paceline.collectives.elastic import Regrouped
 from paceline.errors import ExchangeError, SpecError
+from paceline.session.join_obstacle import JoinObstacle
+from paceline.session.participants import Participants
 
-if TYPE_CHECKING:
-    from paceline.session.session import Session
-
-NOTE_BYTES = 1 << 14
-"""A note that all hear from the first worker: the state of a random generator fits."""
+TEXT_BYTES = 1 << 14
+"""Size of a text for all, at most: the state of a random generator fits."""
 
 CALLED = "the job's script calls mean() or barrier(), which are over those who began it"
 INSIDE = (
@@ -23,25 +22,35 @@ INSIDE = (
 )
 
 
-class Everyone:
-    """They meet when one is asked for first."""
+class ScriptGroup:
+    """Created lazily: the first call connects all workers."""
 
-    def __init__(self, session: "Session") -> None:
-        self._session = session
+    def __init__(
+        self,
+        participants: Participants,
+        obstacle: JoinObstacle,
+        connect: Callable[[], Collective],
+        regroups: Callable[[], bool],
+    ) -> None:
+        """`regroups`: whether the remaining workers form a new group when one has failed."""
+        self._participants, self._obstacle, self._connect = participants, obstacle, connect
+        self.regroups = regroups
         self._group: Collective | None = None
 
-    def mean(self, value: Tensor, why: str = CALLED) -> Tensor:
-        """The mean of a value over the workers; every worker calls it at the same point. `why`
-        nobody can join any more."""
-        if self._session.workers == 1:
+    def mean(self, value: Tensor, reason: str = CALLED) -> Tensor:
+        """Return the mean of a value over the workers; every worker calls it at the same point.
+
+        `reason`: why no worker can join the job from now on.
+        """
+        if self._participants.workers == 1:
             return value
-        if self._session.has_joined:
+        if self._participants.has_joined:
             problem = "this worker joined a job that ran, and means are over those who began it."
             raise SpecError(
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
-        self._session.close_to_newcomers(why)
-        self._refuse_after_a_loss()
+        self._obstacle.close(reason)
+        self._refuse_after_failure()
         together = self._together()
         while True:
             total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
@@ -50,29 +59,35 @@ class Everyone:
                 together.finish()
                 return (total / together.summed).to(value.device, value.dtype)
 
-    def _refuse_after_a_loss(self) -> None:
-        """Where those who are left do not form a group of their own, one who is lost would be
-        waited for."""
-        session = self._session
-        lost = set(range(session.workers)) - set(session.members)
-        if lost and not session.survivors.go_on:
-            names = " and ".join(f"worker{rank}" for rank in sorted(lost))
+    def mean_inside(self, value: Tensor) -> Tensor:
+        """Return the mean of a value that an architecture asks for."""
+        return self.mean(value, INSIDE)
+
+    def _refuse_after_failure(self) -> None:
+        """A failed worker would be waited for, unless the others form a group of their own."""
+        participants = self._participants
+        failed = set(range(participants.workers)) - set(participants.members)
+        if failed and not self.regroups():
+            names = " and ".join(f"worker{rank}" for rank in sorted(failed))
             raise ExchangeError(
                 f"{names} was lost, and here mean() and barrier() are over all who began: "
                 "leave them to scripts that nobody is lost in, or write architecture ring."
             )
 
     def from_first(self, text: str) -> str:
-        """The `text` of the first worker that is there, on all that are; not a long one. All call
-        it at the same point, and whoever is lost meanwhile, those who are left hear the same."""
-        note = torch.zeros(NOTE_BYTES, dtype=torch.uint8)
+        """Return the `text` of the first worker that is present, on all that are.
+
+        All call it at the same point with a short text. If a worker fails meanwhile, the remaining
+        ones still get the same text.
+        """
+        note = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
         content = text.encode()
-        assert len(content) < NOTE_BYTES, "a note is short"
+        assert len(content) < TEXT_BYTES, "the text is short"
         note[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         self._together().broadcast(note)
         return note.numpy().tobytes().rstrip(b"\0").decode()
 
     def _together(self) -> Collective:
         if self._group is None:
-            self._group = connect(self._session.context(torch.device("cpu"), -1), "gloo")
+            self._group = self._connect()
         return self._group

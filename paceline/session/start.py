@@ -65,7 +65,7 @@ def start(
     _session = Session(
         identity, options=options, store=store, folder=folder, measurement=measurement
     )
-    if store is not None and not _session.has_joined:
+    if store is not None and not _session.participants.has_joined:
         checkup.check(identity, store, options, _session.note)
         if identity.index == 0:
             joining.announce(store, identity, options)

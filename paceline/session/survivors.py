@@ -6,33 +6,46 @@ are divided, for the record and for the end of a job.
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from paceline import spec
-from paceline.collectives.context import Context
-from paceline.collectives.crew import Crew, Progress
+from paceline.collectives.context import Context, MembershipContext
+from paceline.collectives.crew import Crew
 from paceline.collectives.elastic import hand_over
 from paceline.collectives.group import backend_for
 from paceline.data.sampling import split
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
 from paceline.protocol.regrouping import Regroup
+from paceline.record import RunFolder
 from paceline.session import stores
+from paceline.session.distribution import Distribution
+from paceline.session.join_obstacle import JoinObstacle
+from paceline.session.loader.positions import Positions
+from paceline.session.participants import Participants
+from paceline.session.step_record import StepRecord
 
-if TYPE_CHECKING:
-    from paceline.session.session import Session
 
-
-class Survivors:
+class Survivors(MembershipContext):
     """There are none to be until an architecture asks; then all workers meet."""
 
-    def __init__(self, session: "Session") -> None:
-        self._session = session
+    def __init__(
+        self,
+        participants: Participants,
+        steps: StepRecord,
+        distribution: Distribution,
+        positions: Positions,
+        obstacle: JoinObstacle,
+        store: Store | None,
+        folder: RunFolder | None,
+    ) -> None:
+        self._participants, self._steps, self._distribution = participants, steps, distribution
+        self._positions, self._obstacle = positions, obstacle
+        self._store, self._folder = store, folder
         self._crew: Crew | None = None
         self._have_met = False
-        self.makes_again = False
-        """The loop computes a step again that a loss has interrupted."""
         self.lost_servers: set[str] = set()
         self._divides_from: tuple[int, tuple[int, ...]] | None = None
         """The step from which on others share the batch, and who."""
@@ -40,66 +53,89 @@ class Survivors:
         """Lost workers, the first step that each does not count in, and in how many steps samples
         were divided with it all the same."""
 
-    def server_lost(self, name: str, step: int) -> None:
-        """Called between two steps where others serve what a lost server did."""
-        if name in self.lost_servers:  # each call of `distribute` says so
-            return
-        self.lost_servers.add(name)
-        session = self._session
-        session.close_to_newcomers(f"{name} was lost")
-        if session.recorder is not None and session.speaks_for_all:
-            left = session.identity.servers - len(self.lost_servers)
-            others = f"the other {left} serve" if left > 1 else "the last one serves"
-            session.recorder.lost(name, step, "", what=f"{others} its parameters from then on")
+    def ended(self) -> dict[str, int]:
+        """See `MembershipContext`."""
+        participants, store = self._participants, self._store
+        if store is None:
+            return {}
+        names = [f"worker{rank}" for rank in participants.members if rank != participants.rank]
+        try:
+            return {n: int(store.get(f"ended/{n}")) for n in names if store.check([f"ended/{n}"])}
+        except dist.DistNetworkError:  # worker 0 keeps it, and has waited for the others in vain
+            return {"worker0": participants.step}
 
-    def leave_out(self, rank: int, step: int, steps: int) -> None:
-        """Servers count a lost worker in no step from `step` on, and in `steps` of them batches
-        were divided with it."""
-        self._left_out[rank] = step, steps
+    def joined_at(self, step: int) -> None:
+        """See `MembershipContext`."""
+        self._participants.begin_at(step)
+
+    def failed_from(self, worker: int, step: int) -> None:
+        """See `MembershipContext`."""
+        self._participants.failed_from[worker] = step
+
+    def server_failed(self, server: str, step: int) -> None:
+        """See `MembershipContext`."""
+        if server in self.lost_servers:  # each call of `distribute` says so
+            return
+        self.lost_servers.add(server)
+        self._obstacle.close(f"{server} was lost")
+        recorder = self._steps.recorder
+        if recorder is not None and self._participants.is_speaker:
+            left = self._participants.identity.servers - len(self.lost_servers)
+            others = f"the other {left} serve" if left > 1 else "the last one serves"
+            recorder.lost(server, step, "", what=f"{others} its parameters from then on")
+
+    def left_out(self, worker: int, step: int, steps: int) -> None:
+        """See `MembershipContext`."""
+        self._left_out[worker] = step, steps
 
     def members_changed(
-        self, members: tuple[int, ...], lost: tuple[int, ...], left: tuple[int, ...] = ()
+        self, members: tuple[int, ...], failed: tuple[int, ...], left: tuple[int, ...] = ()
     ) -> None:
-        """Called at the end of a step: these share the batch from the next on."""
-        session = self._session
-        unseen = {rank: self._unseen(rank) for rank in (*lost, *left)}
-        session.ended.update(left)
-        for rank in (*lost, *left):
-            session.positions.forget(rank)
-        members = tuple(sorted({*members, *session.ended}))
-        come, session.members = set(members) - set(session.members), members
-        for rank in come - {session.rank} if not session.has_joined else ():
-            session.positions.welcome(rank)
-        if session.recorder is None or not session.speaks_for_all:
+        """See `MembershipContext`."""
+        participants, recorder, step = self._participants, self._steps.recorder, self._step
+        unseen = {rank: self._unseen(rank) for rank in (*failed, *left)}
+        participants.ended.update(left)
+        for rank in (*failed, *left):
+            self._positions.forget(rank)
+        members = tuple(sorted({*members, *participants.ended}))
+        come, participants.members = set(members) - set(participants.members), members
+        for rank in come - {participants.rank} if not participants.has_joined else ():
+            self._positions.welcome(rank)
+        if recorder is None or not participants.is_speaker:
             return
-        count = len(session.sharing)
-        for rank in lost:
-            since, _ = self._left_out.get(rank, (session.step, 0))
+        count = len(participants.sharing)
+        for rank in failed:
+            since, _ = self._left_out.get(rank, (step, 0))
             others = f"the other {count} share" if count > 1 else "the last one computes"
-            session.recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
+            recorder.lost(f"worker{rank}", since, others, samples=unseen[rank])
         for rank in left:
             since, _ = self._left_out[rank]
             text = f"worker{rank} takes part in no step from {since} on"
             text = f"{text}; {unseen[rank]} of its samples were not seen" if unseen[rank] else text
-            text = f"{text}; {count} workers share the batch from {session.step + 1} on"
-            session.note(text, "warning" if unseen[rank] else "note")
+            text = f"{text}; {count} workers share the batch from {step + 1} on"
+            self._steps.note(text, "warning" if unseen[rank] else "note")
         for rank in come:
-            text = f"worker{rank} joined after step {session.step}"
-            session.note(f"{text}; {count} workers share the batch from then on")
+            text = f"worker{rank} joined after step {step}"
+            self._steps.note(f"{text}; {count} workers share the batch from then on")
 
     def _unseen(self, rank: int) -> int | None:
         """How many samples of a worker that was lost nobody has trained on: those that were divided
         with it in the steps that it does not count in. None where that is not known."""
-        session = self._session
-        last, scale = session.recent[-1] if session.recent else None, session.gradients.scale
+        recent, scale = self._steps.recent, self._distribution.gradients.scale
+        last = recent[-1] if recent else None
         if last is None or rank not in self._left_out or not (last.samples and scale):
             return None
-        crew = sorted({*session.sharing, rank})
-        given = session.folder.experiment().cluster.shares if session.folder is not None else ()
+        crew = sorted({*self._participants.sharing, rank})
+        folder = self._folder
+        given = folder.experiment().cluster.shares if folder is not None else ()
         shares = [given[member] if member < len(given) else 1.0 for member in crew]
         total = round(last.samples * len(crew) / scale)
         part = split(total, shares)[crew.index(rank)]
         return int(part.stop - part.start) * self._left_out[rank][1]
+
+    @property
+    def _step(self) -> int:
+        return self._participants.step
 
     @property
     def go_on(self) -> bool:
@@ -111,11 +147,10 @@ class Survivors:
         """A worker is lost, and the others have not agreed yet how to go on."""
         return self._crew is not None and self._crew.is_short
 
-    def meet(self, context: Context) -> Crew | None:
+    def meet(self, context: Context, options: spec.Architecture) -> Crew | None:
         """The crew; None where nobody goes on, or servers or MPI have their own way to."""
-        session, identity = self._session, self._session.identity
-        options, store = session.options, session.store
-        if self._have_met or not identity.goes_on or session.workers == 1:
+        identity, store = context.identity, self._store
+        if self._have_met or not identity.goes_on or self._participants.workers == 1:
             return self._crew
         if not options.regroups:
             return None
@@ -131,29 +166,21 @@ class Survivors:
             )
         return self._crew
 
-    def progress(self) -> Progress:
-        session = self._session
-        return Progress(
-            step=session.step,
-            next_step=session.step + (session.samples_of_step > 0),
-            samples=session.samples,
-            weight=session.gradients.scale,
-        )
-
     def regrouped(self, regroup: Regroup) -> None:
-        """Called by the training thread when those who are left have agreed."""
-        self._divides_from = (0 if self.makes_again else regroup.since, regroup.members)
+        """See `MembershipContext`."""
+        repeats_steps = self._distribution.repeats_steps
+        self._divides_from = (0 if repeats_steps else regroup.since, regroup.members)
         self.divide_anew()
         assert self._crew is not None
         seconds = time.monotonic() - self._crew.noticed_seconds
-        if self._session.rank != regroup.members[0]:
+        if self._participants.rank != regroup.members[0]:
             return
         count = len(regroup.members)
         others = f"the other {count} go" if count > 1 else "the last one goes"
         what, unseen = f"{others} on, agreed after {seconds:.2f} s", 0
         if regroup.done:
             what += "; all steps were done"
-        elif self.makes_again:
+        elif repeats_steps:
             what += "; that step is made again on the whole batch"
         else:
             unseen = regroup.unseen
@@ -164,7 +191,7 @@ class Survivors:
 
     def _tell(self, rank: int, step: int, what: str, unseen: int = 0) -> None:
         """On the terminal and in the record."""
-        name, recorder = f"worker{rank}", self._session.recorder
+        name, recorder = f"worker{rank}", self._steps.recorder
         print(f"{name} was lost in step {step}; {what}", file=sys.stderr, flush=True)
         if recorder is not None:
             recorder.lost(name, step, "", unseen, what)
@@ -172,17 +199,13 @@ class Survivors:
     def divide_anew(self) -> None:
         """Called behind each step: the batch of the next may be the first that is divided among
         those who are left."""
-        if self._divides_from is not None and self._session.step >= self._divides_from[0]:
-            self._session.members, self._divides_from = self._divides_from[1], None
+        if self._divides_from is not None and self._step >= self._divides_from[0]:
+            self._participants.members, self._divides_from = self._divides_from[1], None
 
-    def end_together(self) -> None:
-        """Stay until no worker needs another one any more: what one does alone may follow."""
-        error = self.leave(None)
-        if error is not None:
-            raise error
-
-    def leave(self, failed: BaseException | None) -> PacelineError | None:
-        """The same at the end of a session; what went wrong meanwhile is returned."""
+    def leave(
+        self, failed: BaseException | None, context: Callable[[], Context]
+    ) -> PacelineError | None:
+        """Stay until no worker needs another one any more; return what went wrong meanwhile."""
         crew = self._crew
         if crew is None:
             return None
@@ -191,14 +214,13 @@ class Survivors:
             theirs = isinstance(failed, DeadlineError | ExchangeError)
             crew.close(str(failed) if theirs else "")
             return None
-        context = self._session.context(torch.device("cpu"), -1)
 
         def serve(regroup: Regroup) -> None:
             self.regrouped(regroup)
-            hand_over(context, crew, regroup, ())
+            hand_over(context(), crew, regroup, ())
 
         try:
-            lost = crew.finish(self.progress(), serve)
+            lost = crew.finish(self._distribution.progress(), serve)
         except PacelineError as error:
             return error
         finally:
@@ -208,8 +230,7 @@ class Survivors:
         return None
 
     def _end(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:
-        session = self._session
-        session.members = tuple(rank for rank in members if rank not in lost)
-        if session.speaks_for_all:
+        self._participants.members = tuple(rank for rank in members if rank not in lost)
+        if self._participants.is_speaker:
             for rank in lost:
-                self._tell(rank, session.step, "all steps were done")
+                self._tell(rank, self._step, "all steps were done")

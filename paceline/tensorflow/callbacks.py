@@ -117,5 +117,5 @@ def for_this_worker(first: Any, given: Any, session: Session) -> Any:
         )
         fix = "use ModelCheckpoint, and load on every worker before distribute."
         raise SpecError("fit", problem, fix)
-    kept = [c for c in listed if session.speaks_for_all or not isinstance(c, WRITING)]
+    kept = [c for c in listed if session.participants.is_speaker or not isinstance(c, WRITING)]
     return [first, *kept]

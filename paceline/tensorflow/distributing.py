@@ -163,7 +163,7 @@ class Distributed:
             raise SpecError("distribute", problem, BUILD)
         self._common.nominal_size = sharding.nominal_size(self.session)
         self._count_trace()
-        if not self.session.reach.counts:
+        if not self.session.steps.observers.reach.counts:
             self._tell_reach(gradients, variables)
         with self._common.likeness.ours():
             return self._way.apply(original, gradients, variables)
@@ -185,7 +185,7 @@ class Distributed:
         pairs = zip(gradients, variables, strict=True)
         lacking = {v.path: weights.get(v.path, 0) for g, v in pairs if g is None}
         frozen = {v.path: weights[v.path] for v in made if not v.trainable}
-        self.session.reach.tell(weights, frozen, lacking)
+        self.session.steps.observers.reach.tell(weights, frozen, lacking)
 
     def _dense(self, gradients: Any) -> list[Any]:
         """Embeddings give the rows they touched; what is averaged is the whole."""
@@ -202,7 +202,7 @@ class Distributed:
         self.connect()
         extra = given.arguments.get("callbacks")
         given.arguments["callbacks"] = for_this_worker(Agreement(self), extra, self.session)
-        if not self.session.speaks_for_all:
+        if not self.session.participants.is_speaker:
             given.arguments["verbose"] = 0
         try:
             return original(*given.args, **given.kwargs)
@@ -248,7 +248,7 @@ class Distributed:
             return _plain(self.model.get_metrics_result())
         own = [np.array(variable) for variable in variables]
         flat = torch.from_numpy(np.concatenate([a.astype(np.float64).ravel() for a in own]))
-        means, count, start = self.session.everyone.mean(flat).numpy(), self.session.workers, 0
+        means, count, start = self.session.group.mean(flat).numpy(), self.session.workers, 0
         for variable, values in zip(variables, own, strict=True):
             times = count if variable.aggregation == "sum" else 1
             part = means[start : start + values.size].reshape(values.shape) * times
@@ -262,7 +262,7 @@ class Distributed:
     def mean_logs(self, names: list[str], logs: dict[str, Any]) -> dict[str, float]:
         """The mean over workers of what a `train_step` of the script's own returns."""
         values = torch.tensor([float(np.mean(logs[name])) for name in names], dtype=torch.float64)
-        return dict(zip(names, self.session.everyone.mean(values).tolist(), strict=True))
+        return dict(zip(names, self.session.group.mean(values).tolist(), strict=True))
 
     def check_weights(self) -> None:
         """Synchronous workers must hold the same weights."""

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from paceline.errors import SpecError
 from paceline.session import start
-from paceline.session.loader.order import agree
 from paceline.session.session import Session
 
 
@@ -23,14 +22,14 @@ def init() -> Session:
         fix = "write KERAS_BACKEND=tensorflow, or with torch use paceline.init and its distribute."
         raise SpecError("paceline.tensorflow", problem, fix)
     session = start.init()
-    if session.has_joined:
+    if session.participants.has_joined:
         problem = "this worker joins a job that runs, and TensorFlow's data are not divided anew."
         raise SpecError("paceline.tensorflow", problem, "start the job with all its workers.")
     _keep_to_cores()
     if session.workers > 1:
         # tf.data shuffles by it: workers must draw the same order to divide it. A script that
         # seeds all workers alike overrides it.
-        number = agree(session, "tensorflow/seed", str(secrets.randbelow(2**31)), kept=True)
+        number = session.values.agree("tensorflow/seed", str(secrets.randbelow(2**31)), kept=True)
         tf.random.set_seed(int(number))
     return session
 

@@ -93,7 +93,7 @@ class Likeness:
         told = torch.zeros(session.workers, 1 + digests.size, dtype=torch.float64)
         told[session.rank, 0] = 0 if self._assigned is None else self._assigned[1] + 1
         told[session.rank, 1:] = torch.from_numpy(digests.ravel())
-        table = session.everyone.mean(told).numpy() * session.workers
+        table = session.group.mean(told).numpy() * session.workers
         steps, values, sizes = table[:, 0], table[:, 1::2], table[:, 2::2]
         bounds = sizes.max(0) * [
             tolerance(getattr(torch, variable.dtype)) for variable in variables

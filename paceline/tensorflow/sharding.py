@@ -39,7 +39,7 @@ def shard(*data: Any, batch: str = "per-worker") -> Any:
     session = current()
     if batch not in ("per-worker", "global"):
         raise SpecError("shard", f'batch = "{batch}".', 'write "per-worker" or "global".')
-    session.count_shard()
+    session.ledger.num_loaders += 1
     if len(data) == 1 and isinstance(data[0], tf.data.Dataset):
         return _dataset(data[0], session, batch)
     if len(data) == 1 and isinstance(data[0], keras.utils.PyDataset):

@@ -93,7 +93,7 @@ class Common:
             yield
         except PacelineError as error:
             self.failure = error
-            self.session.remember(error)
+            self.session.distribution.remember(error)
             raise
 
 

@@ -44,7 +44,7 @@ def main(out: Path) -> None:
         optimizer.step()
         losses.append(float(loss.detach()) * len(own) / GLOBAL_BATCH)
     current().close()
-    result = {"losses": losses, "members": session.members}
+    result = {"losses": losses, "members": session.participants.members}
     (out / f"{session.rank}.json").write_text(json.dumps(result))
 
 

@@ -36,7 +36,7 @@ def one_stays_away(session, options, away=1):
             model(torch.ones(1, 20)).sum().backward()
             optimizer.step()
     except DeadlineError as error:
-        session.broken = None  # caught on purpose
+        session.distribution.error = None  # caught on purpose
         session.store.set(f"told/{session.rank}", "")
         return error.missing
     finally:

@@ -81,7 +81,7 @@ def live(session):
     seen["end"] = _numbers(model)
     seen["counters"] = msgspec.json.encode(architecture.counters()).decode()
     architecture.close(failed=False)
-    session.architectures.clear()
+    session.distribution.architectures.clear()
     return seen
 
 

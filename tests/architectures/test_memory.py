@@ -59,8 +59,7 @@ def train(session, gradient_use):
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(NUM_LAYERS)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    session.gradient_use = gradient_use
-    session.distribute(model, optimizer)
+    session.distribute(model, optimizer, gradient_use=gradient_use)
     del layers
     counted: list[tuple[float, float]] = []
     for _ in range(4):

@@ -11,7 +11,7 @@ from paceline.errors import RecordError
 from paceline.explain import conclude, explain
 from paceline.record import Event, RunFolder, folder
 from paceline.record.entries import NOT_FINITE
-from paceline.session.observers.nonfinite import Numbers
+from paceline.session.observers.nonfinite import NonfiniteValues
 from tests.synthetic import MB, Times, synchronous_run
 
 HEALTHY = {}
@@ -160,7 +160,7 @@ def test_a_gradient_that_is_no_number_is_told_where_no_loss_is(tmp_path):
         entries = [msgspec.structs.replace(step, loss=None) for step in run.steps(member.name)]
         steps.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
     assert explain(run).healthy
-    text = Numbers().complaint("worker0", 7, None, torch.tensor(math.inf))
+    text = NonfiniteValues().complaint("worker0", 7, None, torch.tensor(math.inf))
     run.add_event(Event(time_seconds=0.0, member="worker0", kind=NOT_FINITE, text=text, step=7))
     assert explain(run).verdict.startswith("A gradient of worker0 is not finite at step 7")
 

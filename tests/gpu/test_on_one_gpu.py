@@ -15,7 +15,7 @@ from paceline.compute.graphs import RecordedPasses
 from paceline.data.sampling import GlobalBatches, part_of
 from paceline.launch import identify
 from paceline.record import RunFolder, Summary
-from paceline.session.observers.nonfinite import Numbers
+from paceline.session.observers.nonfinite import NonfiniteValues
 from paceline.session.session import Session
 from paceline.testing import run_members
 
@@ -100,7 +100,7 @@ def test_an_option_that_is_for_speed_changes_no_result(tmp_path, alone, changes)
 @pytest.mark.parametrize("text", ["single", "server:placement=colocated"])
 def test_passes_of_built_in_models_are_replayed(tmp_path, monkeypatch, text):
     replayed, seen, steps = [], [], SMALL["steps"]
-    run_plain, take_plain = RecordedPasses.run, Numbers.take
+    run_plain, take_plain = RecordedPasses.run, NonfiniteValues.take
 
     def counted(passes, *given, **named):
         replayed.append(1)
@@ -111,7 +111,7 @@ def test_passes_of_built_in_models_are_replayed(tmp_path, monkeypatch, text):
         return seen[-1]
 
     monkeypatch.setattr(RecordedPasses, "run", counted)
-    monkeypatch.setattr(Numbers, "take", taken)
+    monkeypatch.setattr(NonfiniteValues, "take", taken)
     summary = run(tmp_path, text=text)
     assert len(replayed) >= steps - 2  # servers have the weights after a step or two
     assert len(seen) == steps

@@ -24,7 +24,7 @@ def member(name: str) -> Any:
 
 def mean_of_own(session: Any) -> tuple[list[float], list[float]]:
     own = torch.full((1,), float(session.rank), dtype=torch.float64)
-    mean = session.everyone.mean(own)
+    mean = session.group.mean(own)
     return own.tolist(), mean.tolist()
 
 

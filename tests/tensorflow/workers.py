@@ -272,6 +272,6 @@ def change_alone(session: Session, how: str) -> str:
     try:
         model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[changes])
     except ExchangeError as error:
-        session.broken = None  # this script expects it
+        session.distribution.error = None  # this script expects it
         return str(error)
     return ""

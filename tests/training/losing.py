@@ -29,7 +29,7 @@ from paceline.protocol.collectives import Reduced
 from paceline.record import RunFolder, losses_of, summarise
 from paceline.session import start
 from paceline.session.commands import local_identities
-from paceline.session.survivors import Survivors
+from paceline.session.session import Session
 
 SECONDS = 100.0
 STEPS = 12
@@ -173,13 +173,13 @@ def be_member(environment, what, output):
 
 def keep_weights(path):
     """What the worker ends with, for the test to compare."""
-    original = Survivors.end_together
+    original = Session.end_together
 
     def end_together(self):
         original(self)
-        torch.save(self._session.models[0].state_dict(), path)
+        torch.save(self.distribution.trained[0].model.state_dict(), path)
 
-    Survivors.end_together = end_together
+    Session.end_together = end_together
 
 
 class Losing:

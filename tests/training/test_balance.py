@@ -38,7 +38,7 @@ def train_with_a_slow_worker(session):
     batches, shares = data.GlobalBatches(SAMPLES, GLOBAL_BATCH, seed=1), [1.0] * session.workers
     losses, sizes = [], []
     for step in range(12):
-        there, place = division(shares, session)
+        there, place = division(shares, session.participants)
         own = batches.indices(step)[data.split(GLOBAL_BATCH, there)[place]]
         session.gradients.scale_by(gradient_scale(GLOBAL_BATCH, there, place))
         loss = nn.functional.cross_entropy(model(inputs[own]), targets[own])
@@ -48,8 +48,10 @@ def train_with_a_slow_worker(session):
         losses.append(float(loss.detach()) * len(own) / GLOBAL_BATCH)
         sizes.append(len(own))
         if step == 5:
-            session.recent.clear()
-            session.recent.append(step_of(step, 0.03 if session.rank == 0 else 0.01, len(own)))
+            session.steps.recent.clear()
+            session.steps.recent.append(
+                step_of(step, 0.03 if session.rank == 0 else 0.01, len(own))
+            )
             balance(session, shares)
     return losses, sizes
 

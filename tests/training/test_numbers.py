@@ -11,13 +11,13 @@ from paceline.builtin.recording import has_hooks
 from paceline.launch import identify
 from paceline.record import RunFolder
 from paceline.record.entries import NOT_FINITE
-from paceline.session.observers.nonfinite import Numbers
+from paceline.session.observers.nonfinite import NonfiniteValues
 from paceline.session.session import Session
 from paceline.testing import run_members
 
 
 def look(gradient, loss=1.0, numbers=None, step=3):
-    numbers = numbers or Numbers()
+    numbers = numbers or NonfiniteValues()
     weight = nn.Parameter(torch.ones(3))
     numbers.watch([weight])
     (weight * torch.tensor(gradient)).sum().backward()
@@ -33,15 +33,15 @@ def test_a_gradient_that_is_not_finite_is_told(bad):
 
 
 def test_a_loss_that_is_not_finite_is_told_and_only_once():
-    numbers = Numbers()
+    numbers = NonfiniteValues()
     told = look([1.0, 1.0, 1.0], float("nan"), numbers, step=7)
     assert "the loss of worker1 is nan at step 7" in told
     assert look([1.0, 1.0, 1.0], float("nan"), numbers, step=8) == ""
 
 
 def test_nothing_is_told_where_nothing_is_known():
-    assert Numbers().complaint("worker0", 0, None, None) == ""
-    numbers = Numbers()
+    assert NonfiniteValues().complaint("worker0", 0, None, None) == ""
+    numbers = NonfiniteValues()
     numbers.watch([torch.ones(3, requires_grad=True)])  # no parameter
     assert numbers.take() is None
 
@@ -89,7 +89,7 @@ def test_what_looks_for_wrong_numbers_does_not_keep_passes_from_being_recorded(t
 
 
 def test_gradients_of_no_step_are_not_looked_at():
-    numbers = Numbers()
+    numbers = NonfiniteValues()
     with numbers.paused():
         assert look([math.nan, 1.0, 1.0], numbers=numbers) == ""
     assert look([math.nan, 1.0, 1.0], numbers=numbers) != ""

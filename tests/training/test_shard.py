@@ -23,6 +23,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.errors import SpecError
+from paceline.launch import Identity
+from paceline.session.participants import Participants
 from tests.training.workers import Worker, job
 
 
@@ -376,7 +378,7 @@ def test_what_the_script_asks_a_loader():
     assert loader.multiprocessing_context.get_start_method() == "fork"
     assert [len(indices) for indices in loader.batch_sampler] == [6] * 4
     assert (loader.batch_sampler.sampler, loader.batch_sampler.drop_last) == (plain.sampler, True)
-    assert worker.shards == 1
+    assert worker.ledger.num_loaders == 1
     processes = []
     for _ in range(2):
         batches = iter(loader)
@@ -469,7 +471,7 @@ def test_the_rest_of_a_pass_is_divided_anew_when_a_worker_is_lost(num_workers):
         batches = iter(loader)
         seen.append([next(batches).tolist()])
         worker.backward()
-        worker.members = (0, 1)
+        worker.participants.members = (0, 1)
         for batch in batches:
             seen[-1].append(batch.tolist())
             assert worker.backward() == 1.0
@@ -490,7 +492,7 @@ def test_those_who_divide_a_pass_anew_draw_the_next_as_if_they_had_not(num_worke
             for batch in loader:
                 passes[-1].append(batch.tolist())
                 worker.backward()
-                worker.members = (0, 1)
+                worker.participants.members = (0, 1)
         seen.append(passes)
     torch.manual_seed(5)
     plain = show(DataLoader(Numbers(24), 6, shuffle=True, num_workers=num_workers), passes=3)
@@ -506,7 +508,7 @@ def test_passes_agree_without_worker_0():
         loader = worker.shard(DataLoader(Numbers(24), 6, shuffle=True), batch="global")
         train(worker, loader, 1)
         if worker.rank:
-            worker.members = (1, 2)
+            worker.participants.members = (1, 2)
             seen.append(train(worker, loader, 1)[0])
     whole = [i for one, two in zip(*seen, strict=True) for i in one[0] + two[0]]
     assert sorted(whole) == list(range(24))
@@ -574,15 +576,16 @@ def test_who_could_join_hears_what_nobody_can_enter():
     weighted = DataLoader(list(range(8)), sampler=WeightedRandomSampler([1.0] * 8, 8))
     first, second = job(2)
     loader = first.shard(plain)
-    assert first.closed == []
-    assert not first.shares_batches
+    assert not first.join_obstacle.is_final
+    assert not first.join_obstacle.batches_are_divided
     next(iter(loader))
-    assert first.shares_batches
+    assert first.join_obstacle.batches_are_divided
     first.shard(plain)
-    assert first.closed == ["the job's script shards a second loader"]
+    assert first.obstacle == "the job's script shards a second loader"
     (other, _) = job(2)
     other.shard(weighted)
-    assert other.closed == ["the job's script shards a loader with WeightedRandomSampler"]
-    second.has_joined = True
+    assert other.obstacle == "the job's script shards a loader with WeightedRandomSampler"
+    joined = Identity(index=1, workers=2, founders=1)
+    second.participants = Participants(joined)
     with pytest.raises(SpecError, match="cannot go on inside a loader with WeightedRandomSampler"):
         second.shard(weighted)

@@ -8,13 +8,12 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import SpecError
 from tests.training.test_shard import Numbers
-from tests.training.workers import job
+from tests.training.workers import Worker
 
 
 def loaders(*settings, workers: int = 2, rank: int = 1, batch: str = "global"):
     """Worker `rank` of a job, and a loader for each (samples, batch size) of `settings`."""
-    worker = job(workers)[rank]
-    worker.store = None  # nothing is shuffled here
+    worker = Worker(rank, workers, None)  # nothing is shuffled here
     return worker, *(
         worker.shard(DataLoader(Numbers(n), size), batch=batch) for n, size in settings
     )
@@ -47,15 +46,15 @@ def test_evaluation_sees_every_sample_once_and_no_stand_in(mode, batch):
 def test_evaluation_is_known_by_what_was_done_so_far(is_training):
     """As in `for x, y in loader: with torch.no_grad(): …`, with model.eval() or without."""
     worker, loader = loaders((9, 4))
-    worker.is_training = is_training
+    worker.distribution.is_training = is_training
     assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7]]
 
 
 def test_evaluation_of_one_batch_is_known_by_the_models_mode():
     worker, loader = loaders((1, 4))
-    worker.is_training = False
+    worker.distribution.is_training = False
     assert list(loader) == []
-    worker.is_training = True
+    worker.distribution.is_training = True
     with pytest.raises(SpecError, match=r"inside torch\.no_grad"):
         list(loader)
 
@@ -63,13 +62,13 @@ def test_evaluation_of_one_batch_is_known_by_the_models_mode():
 def test_training_in_evaluation_mode_is_training():
     """Frozen statistics: `model.eval()`, and gradients all the same."""
     worker, loader = loaders((9, 4))
-    worker.is_training = False
+    worker.distribution.is_training = False
     assert train(worker, loader) == [1.0, 1.0, 0.0]
 
 
 def test_a_look_at_the_first_batch_before_there_is_a_model():
     worker, loader = loaders((1, 4))
-    worker.is_training = None
+    worker.distribution.is_training = None
     assert next(iter(loader)).tolist() == [0]
     assert worker.gradients.scale == 1.0
 
@@ -102,10 +101,10 @@ def test_training_on_what_was_drawn_without_gradients_is_refused():
 def test_training_on_data_that_are_not_sharded_beside_evaluation_on_such_as_are():
     worker, test = loaders((11, 4))
     for _ in range(2):
-        worker.is_training = False
+        worker.distribution.is_training = False
         with torch.no_grad():
             list(test)
-        worker.is_training = True
+        worker.distribution.is_training = True
         assert worker.backward() == 1.0
 
 
@@ -145,9 +144,9 @@ def test_two_batches_in_one_backward_are_refused_where_they_count_differently():
 def test_an_evaluation_that_was_left_is_not_mixed_with_training():
     """As in `for x, y in test: … break` in evaluation mode, drawn with gradients enabled."""
     worker, test, loader = loaders((11, 3), (12, 4))
-    worker.is_training = False
+    worker.distribution.is_training = False
     next(iter(test))
-    worker.is_training = True
+    worker.distribution.is_training = True
     assert train(worker, loader) == [1.0] * 3
 
 

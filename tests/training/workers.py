@@ -4,58 +4,52 @@ over. Whatever trains for real runs in processes (`paceline.testing`)."""
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 import torch
 from torch.distributed import HashStore
 
 from paceline.autograd.scaling import ScaledGradients
+from paceline.launch import Identity
+from paceline.session.join_obstacle import KEY, JoinObstacle
 from paceline.session.loader import sharding
+from paceline.session.loader.ledger import Ledger
 from paceline.session.loader.positions import Positions
+from paceline.session.observers.passes import SampleCount
+from paceline.session.participants import Participants
+from paceline.session.script_group import ScriptGroup
+from paceline.session.shared_values import SharedValues
 from paceline.telemetry import StepClock
 
 
 class Worker:
     """One worker. Worker 0 must draw before the others: it never waits, and they find its notes."""
 
-    def __init__(self, rank: int, workers: int, store: HashStore) -> None:
+    def __init__(self, rank: int, workers: int, store: HashStore | None) -> None:
         self.rank, self.workers, self.store = rank, workers, store
-        self.members = tuple(range(workers))
-        self.has_joined = self.has_successors = False
-        self.survivors = SimpleNamespace(go_on=False)
-        self.clock = StepClock()
-        self.is_training: bool | None = True
+        self.participants = participants = Participants(Identity(index=rank, workers=workers))
+        self.join_obstacle = JoinObstacle()
+        self.steps = SimpleNamespace(clock=StepClock(), samples=SampleCount())
         self._weight = torch.zeros(1, requires_grad=True)
         trained = SimpleNamespace(everything=lambda: [self._weight])
         self.gradients = ScaledGradients([trained], lambda error: None)
+        self.distribution = SimpleNamespace(gradients=self.gradients, is_training=True)
+        self.ledger = Ledger(self.distribution, self.join_obstacle)
+        group = ScriptGroup(participants, self.join_obstacle, pytest.fail, regroups=lambda: False)
+        self.values = SharedValues(participants, store, group)
+        self.positions = Positions(participants, self.join_obstacle, store, exclusive=True)
         self.notes: list[str] = []
-        self.shards = 0
-        self.shares_batches = False
-        self.closed: list[str] = []
-        """Why nobody can join, as it was said."""
-        self.samples = 0
+
+    @property
+    def obstacle(self) -> str:
+        """The reason that workers who ask to join are told."""
+        identity = Identity(workers=self.workers, servers=1)
+        self.join_obstacle.publish(identity, self.store)
+        return self.store.get(KEY).decode()
+
+    @property
+    def samples(self) -> int:
         """In all batches that were handed out."""
-        self.identity = SimpleNamespace(servers=0)
-        self.positions = Positions(self)
-
-    def hand_samples(self, count: int) -> None:
-        self.samples += count
-
-    @property
-    def sharing(self) -> tuple[int, ...]:
-        return self.members
-
-    @property
-    def is_closed_to_newcomers(self) -> bool:
-        return bool(self.closed)
-
-    @property
-    def leader(self) -> int:
-        return self.members[0]
-
-    def count_shard(self) -> None:
-        self.shards += 1
-
-    def close_to_newcomers(self, why: str) -> None:
-        self.closed.append(why)
+        return self.steps.samples._handed
 
     def note(self, text: str, kind: str = "note") -> None:
         self.notes.append(text)

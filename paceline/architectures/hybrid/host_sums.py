@@ -319,7 +319,7 @@ class HostCollective:
             raise DeadlineError(operation, self._context.deadline_seconds, missing)
         if crew is None and waited_seconds > self._looked_after + LOOK_SECONDS:
             self._looked_after = waited_seconds
-            if ended := self._context.ended():
+            if ended := self._context.membership.ended():
                 raise ended_early(ended, self._context.identity.name)
         pause(now - heard)
 

@@ -317,7 +317,7 @@ class SynchronousServer:
         if stretch is None:
             return
         own = stretch.mean()
-        mean = float(self._context.mean(own))
+        mean = float(self._context.training.mean(own))
         if are_other(mean, float(own), float(stretch.abs().mean()), stretch.dtype):
             raise ExchangeError(OTHER_WEIGHTS)
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from paceline.autograd.scaling import ScaledGradients
 from paceline.errors import SpecError
+from paceline.session.distribution import Distribution
+from paceline.session.join_obstacle import JoinObstacle
 from paceline.session.loader.portions import Portion, Portions
-from paceline.session.session import Session
+from paceline.session.step_record import StepRecord
 
 
 @dataclass(slots=True)
@@ -35,8 +38,8 @@ class _Handed:
 class Ledger:
     """The batches of all sharded loaders of a process, in the order they were handed over."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, distribution: Distribution, obstacle: JoinObstacle) -> None:
+        self._distribution, self._obstacle = distribution, obstacle
         self.latest: _Handed | None = None
         """The batch that the next gradients are taken to be of; None behind the end of a pass."""
         self.is_spent = False
@@ -45,17 +48,27 @@ class Ledger:
         self.is_needed = False
         """A loader has parts that may be uneven; where none has, gradients are not watched."""
 
+    @property
+    def gradients(self) -> ScaledGradients:
+        """The gradients of all that is trained, which are counted and scaled."""
+        return self._distribution.gradients
+
+    @property
+    def is_training(self) -> bool | None:
+        """Whether a distributed model is in training mode; None before there is one."""
+        return self._distribution.is_training
+
     def look(self) -> None:
         """Note whether gradients came since the last batch."""
-        if self.latest is not None and self._session.gradients.count > self.latest.gradients:
+        if self.latest is not None and self.gradients.count > self.latest.gradients:
             self.latest.is_trained_on = True
 
     def hand(self, loader: int, scale: float) -> _Handed:
         """The next gradients are those of a batch that counts `scale`."""
         if self.is_needed:
-            self._session.gradients.watch()
-        session, last = self._session, self.latest
-        handed = _Handed(loader, scale, session.gradients.count, bool(session.is_training))
+            self.gradients.watch()
+        last = self.latest
+        handed = _Handed(loader, scale, self.gradients.count, bool(self.is_training))
         if last is not None and _are_mixed(last, handed):
             problem = (
                 f"batches of two loaders were drawn one after the other, and their parts count "
@@ -68,20 +81,20 @@ class Ledger:
             )
             raise SpecError("shard", problem, fix)
         self.latest, self.is_spent = handed, False
-        session.shares_batches = True
-        session.gradients.scale_by(scale)
+        self._obstacle.batches_are_divided = True
+        self.gradients.scale_by(scale)
         return handed
 
     def show(self) -> None:
         """A batch that may count differently is drawn without gradients, hence not to be trained
         on. In evaluation mode, or while a batch to train on is out, nothing else is thinkable."""
-        if self.latest is None and self._session.is_training:
+        if self.latest is None and self.is_training:
             problem = "a batch was trained on that was drawn inside torch.no_grad()."
             fix = (
                 "draw batches to train on outside of torch.no_grad(), which tells them from those "
                 "to evaluate; and call model.eval() before an evaluation."
             )
-            self._session.gradients.refuse(SpecError("shard", problem, fix))
+            self.gradients.refuse(SpecError("shard", problem, fix))
 
     def end(self, handed: _Handed, before: "_Before", is_uneven: bool) -> None:
         """A pass is over: what was in force before it is so again."""
@@ -92,12 +105,12 @@ class Ledger:
         if self.latest is not None and self.latest.is_over:
             self.latest = None
         if self.latest is not None:
-            self._session.gradients.scale_by(self.latest.scale)
+            self.gradients.scale_by(self.latest.scale)
             return
         self.is_spent |= is_uneven
-        self._session.gradients.scale_by(1.0)
+        self.gradients.scale_by(1.0)
         if self.is_spent:
-            self._session.gradients.refuse(_replayed())
+            self.gradients.refuse(_replayed())
 
 
 def _are_mixed(last: _Handed, now: _Handed) -> bool:
@@ -143,12 +156,15 @@ class Pass(Iterator[Any]):
         self,
         portions: Iterator[Portion],
         source: Portions,
-        session: Session,
+        steps: StepRecord,
         ledger: Ledger,
         use: Use,
+        *,
+        alone: bool,
     ) -> None:
+        """`alone`: there is one worker, which gets all batches as they are."""
         self._portions, self._source = portions, source
-        self._session, self._ledger, self._use = session, ledger, use
+        self._steps, self._ledger, self._use, self._alone = steps, ledger, use, alone
         self._before: _Before | None = None
         self._last: _Handed | None = None
         self._has_handed = self._is_trained_on = self._is_uneven = False
@@ -157,7 +173,7 @@ class Pass(Iterator[Any]):
         return len(self._source)
 
     def __next__(self) -> Any:
-        clock = self._session.clock
+        clock = self._steps.clock
         while True:
             clock.enter("input")
             try:
@@ -167,8 +183,9 @@ class Pass(Iterator[Any]):
                 raise
             finally:
                 clock.enter("other")
-            if self._session.workers == 1 or self._hand_over(portion):
-                self._session.hand_samples(portion.own)
+            if self._alone or self._hand_over(portion):
+                if self._ledger.is_training and torch.is_grad_enabled():
+                    self._steps.samples.hand(portion.own)
                 return portion.batch
 
     def _hand_over(self, portion: Portion) -> bool:
@@ -185,7 +202,7 @@ class Pass(Iterator[Any]):
             if self._use.is_cycled:
                 raise _replayed()
         self._has_handed = True
-        if self._session.is_training is None:  # a look at the data before there is a model
+        if self._ledger.is_training is None:  # a look at the data before there is a model
             return True
         if self._before is None:
             self._before = _Before(self._ledger.latest, self._ledger.is_spent)
@@ -204,7 +221,7 @@ class Pass(Iterator[Any]):
             return
         self._is_trained_on |= self._last.is_trained_on
         self._use.trains = self._is_trained_on
-        if self._last.scale == 0.0 and self._session.gradients.count == self._last.gradients:
+        if self._last.scale == 0.0 and self._ledger.gradients.count == self._last.gradients:
             problem = (
                 "this worker had no sample in a batch and was given one that counts nothing, to "
                 "take part in the step; but the script did not train on it."
@@ -220,7 +237,7 @@ class Pass(Iterator[Any]):
             return False
         if self._use.trains is not None:
             return self._use.trains
-        return self._session.is_training is not False
+        return self._ledger.is_training is not False
 
     def _end(self) -> None:
         if self._last is None or self._before is None:

@@ -6,15 +6,12 @@ of the user's the indices themselves: it may draw from any source of random numb
 """
 
 import ast
-import time
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -23,10 +20,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from paceline.errors import ExchangeError, JobOver, SpecError
-from paceline.session.loader.positions import Position
-from paceline.session.session import Session
-from paceline.session.stores import DEADLINE_SECONDS, POLL_SECONDS, unanswered
+from paceline.errors import ExchangeError, SpecError
+from paceline.session.loader.positions import Position, Positions
+from paceline.session.participants import Participants
+from paceline.session.shared_values import SharedValues
 
 Group = list[list[Any]]
 """What a step is made of: one list of indices, or one for each worker."""
@@ -53,13 +50,16 @@ class Order:
     def __init__(
         self,
         source: Iterable[list[Any]],
-        session: Session,
         name: str,
+        participants: Participants,
+        values: SharedValues,
+        positions: Positions,
         *,
         join: int = 1,
         seed: int | None = None,
     ) -> None:
-        self._source, self._session, self._name, self._join = source, session, name, join
+        self._source, self._name, self._join = source, name, join
+        self._participants, self._values, self._positions = participants, values, positions
         sampler = source.sampler if type(source) is BatchSampler else None
         self._is_fixed = type(sampler) is SequentialSampler
         self._shuffler = sampler if type(sampler) is RandomSampler else None
@@ -88,8 +88,8 @@ class Order:
         number, self._passes = self._passes, self._passes + 1
         epoch, self._epoch = self._epoch, self._epoch + 1
         begins = (0, 0)
-        if self._session.has_joined:
-            begins = self._begins = self._begins or self._session.positions.find(len(self))
+        if self._participants.has_joined:
+            begins = self._begins = self._begins or self._positions.find(len(self))
         if number < begins[0]:
             return
         skipped = begins[1] if number == begins[0] else 0
@@ -98,10 +98,12 @@ class Order:
             yield Drawn((number, index), group)
 
     def _drawn(self, number: int, epoch: int) -> Iterator[Group]:
-        if self._shuffler is not None and (self._session.workers > 1 or self._seed is not None):
+        if self._shuffler is not None and (
+            self._participants.workers > 1 or self._seed is not None
+        ):
             generator = self._generator(self._shuffler, f"{self._name}/{number}", epoch)
             yield from self._shuffled(self._shuffler, generator)
-        elif self._is_fixed or self._session.workers == 1:
+        elif self._is_fixed or self._participants.workers == 1:
             yield from self._joined(self._source)
         else:
             yield from self._from_worker_0(f"{self._name}/{number}")
@@ -125,79 +127,31 @@ class Order:
             return torch.Generator().manual_seed(self._seed + epoch)
         if sampler.generator is not None:
             generator: torch.Generator = sampler.generator
-            state = self._drawn_by_first(key, generator.get_state().numpy().tobytes().hex())
+            state = self._values.agree_during_failure(
+                key, generator.get_state().numpy().tobytes().hex()
+            )
             generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8))
             return generator
         drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
-        if 0 not in self._session.members and not self._session.has_successors:
+        if 0 not in self._participants.members and not self._values.outlive_leader:
             drawn = self._last_seed + 1  # all that the others have in common
-        self._last_seed = int(self._drawn_by_first(key, str(drawn), kept=True))
+        self._last_seed = int(self._values.agree_during_failure(key, str(drawn), kept=True))
         return torch.Generator().manual_seed(self._last_seed)
 
-    def _drawn_by_first(self, key: str, own: str, *, kept: bool = False) -> str:
-        """Worker 0 may be lost right now, and all who are left must still draw alike."""
-        if self._session.survivors.go_on:
-            return self._session.everyone.from_first(own)
-        return agree(self._session, key, own, kept=kept)
-
     def _from_worker_0(self, key: str) -> Iterator[Group]:
-        session, own = self._session, self._joined(self._source)
+        participants, own = self._participants, self._joined(self._source)
         for number in count():
-            if session.leader != 0:
+            if participants.leader != 0:
                 raise ExchangeError(
                     f"worker 0 is lost, and it drew the samples with the script's own sampler "
                     f"({type(self._source).__name__}) for all workers."
                 )
             groups = list(own) if self._at_once else list(islice(own, 1))
-            text = encode(groups) if session.rank == 0 else ""
-            groups = decode(agree(session, f"{key}/{number}", text))
+            text = encode(groups) if participants.rank == 0 else ""
+            groups = decode(self._values.agree(f"{key}/{number}", text))
             if not groups:
                 return
             yield from groups
-
-
-def agree(session: Session, key: str, value: str, *, kept: bool = False) -> str:
-    """Worker 0's `value`, on every worker. The last to read it takes it out of the store, unless it
-    is `kept` for those who join.
-
-    Without worker 0 it is that of the next one; where no store outlives it there is nobody to ask,
-    and each keeps its own.
-    """
-    store, leader = session.store, session.leader
-    if session.workers == 1 or store is None or (leader != 0 and not session.has_successors):
-        return value
-    if session.rank == leader:
-        store.set(key, value)
-        return value
-    try:
-        if session.has_successors or session.has_joined:
-            _await(session, store, key, leader)
-        value = bytes(store.get(key)).decode()
-        if not kept and store.add(f"{key}/read", 1) == session.workers - 1:
-            store.delete_key(key)
-            store.delete_key(f"{key}/read")
-    except (DistError, RuntimeError) as error:
-        operation = "the next batch of a sharded loader"
-        raise unanswered(error, session.identity, operation) from error
-    return value
-
-
-def _await(session: Session, store: Store, key: str, leader: int) -> None:
-    """Return when the leader's note is there. It was lost in just this step where it cannot be any
-    more: some may have read what it had drawn, and some not."""
-    end = time.monotonic() + DEADLINE_SECONDS
-    while not store.check([key]) and time.monotonic() < end:
-        if session.has_joined and store.check([f"ended/worker{leader}"]):
-            raise JobOver(
-                f"worker{leader} has finished and draws no more batches: so has "
-                f"{session.identity.name}, which joined the job."
-            ).told()
-        if leader in session.lost_from:
-            raise ExchangeError(
-                f"worker{leader} was lost in step {session.step}, just when it drew the next "
-                "samples of a sharded loader for all workers."
-            )
-        time.sleep(POLL_SECONDS)
 
 
 def encode(groups: list[Group]) -> str:

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from paceline.data.sampling import split
 from paceline.errors import SpecError
 from paceline.session.loader.order import Drawn, Order
-from paceline.session.session import Session
+from paceline.session.loader.positions import Positions
+from paceline.session.participants import Participants
 
 
 class Portion(NamedTuple):
@@ -56,11 +57,11 @@ class Portions(Protocol):
         """The next pass is `epoch`."""
 
 
-def division(shares: Sequence[float], session: Session) -> tuple[list[float], int]:
+def division(shares: Sequence[float], participants: Participants) -> tuple[list[float], int]:
     """The shares of the workers that are there, and this worker's place among them."""
-    members, usual = session.sharing, sum(shares) / len(shares)
+    members, usual = participants.sharing, sum(shares) / len(shares)
     there = [shares[rank] if rank < len(shares) else usual for rank in members]  # some joined later
-    return there, members.index(session.rank)
+    return there, members.index(participants.rank)
 
 
 def gradient_scale(global_batch: int, shares: Sequence[float], rank: int) -> float:
@@ -69,9 +70,9 @@ def gradient_scale(global_batch: int, shares: Sequence[float], rank: int) -> flo
     return float((own.stop - own.start) * len(shares) / global_batch)
 
 
-def own_size(total: int, shares: Sequence[float], session: Session) -> int:
+def own_size(total: int, shares: Sequence[float], participants: Participants) -> int:
     """How many samples of a full batch are this worker's."""
-    there, place = division(shares, session)
+    there, place = division(shares, participants)
     part = split(total, there)[place]
     return int(part.stop - part.start)
 
@@ -107,7 +108,8 @@ class IndexPortions:
     def __init__(
         self,
         order: Order,
-        session: Session,
+        participants: Participants,
+        positions: Positions,
         shares: list[float],
         *,
         batches: Any,
@@ -115,7 +117,8 @@ class IndexPortions:
         is_even: bool,
     ) -> None:
         """`batches` is the batch sampler of the whole, whose attributes scripts may look at."""
-        self._order, self._session, self._shares = order, session, shares
+        self._order, self._participants, self._shares = order, participants, shares
+        self._positions = positions
         self.batch_size, self.is_even = batch_size, is_even
         self.sampler = getattr(batches, "sampler", None)
         self.drop_last = getattr(batches, "drop_last", False)
@@ -155,7 +158,7 @@ class IndexPortions:
             self._next = None
 
     def _draw(self) -> "_Draw":
-        return _Draw(self._order, self._session, self._shares)
+        return _Draw(self._order, self._participants, self._positions, self._shares)
 
 
 class _Taken(NamedTuple):
@@ -170,8 +173,15 @@ class _Taken(NamedTuple):
 class _Draw(Iterator[list[Any]]):
     """This worker's indices of one pass, and how those drawn so far were divided."""
 
-    def __init__(self, order: Order, session: Session, shares: list[float]) -> None:
-        self._order, self._session, self._shares = order, session, shares
+    def __init__(
+        self,
+        order: Order,
+        participants: Participants,
+        positions: Positions,
+        shares: list[float],
+    ) -> None:
+        self._order, self._participants, self._shares = order, participants, shares
+        self._positions = positions
         self._groups: Iterator[Drawn] = order.groups()
         self._taken: deque[_Taken] = deque()
         """Drawn and not yet handed over: processes that read ahead are given several."""
@@ -180,13 +190,13 @@ class _Draw(Iterator[list[Any]]):
     def __next__(self) -> list[Any]:
         drawn = next(self._groups)
         group = drawn.group
-        there, place = division(self._shares, self._session)
+        there, place = division(self._shares, self._participants)
         together = list(chain.from_iterable(group))
         if len(group) == len(there) > 1 and len(set(there)) == 1:
             own = group[place]  # a batch for each worker, as the script's own sampler made them
         else:
             own = together[split(len(together), there)[place]]
-        self._taken.append(_Taken(drawn, self._session.sharing, len(own), len(together)))
+        self._taken.append(_Taken(drawn, self._participants.sharing, len(own), len(together)))
         return own or together[:1]
 
     @property
@@ -197,12 +207,12 @@ class _Draw(Iterator[list[Any]]):
             raise SpecError(
                 "shard", problem, "use persistent_workers=False for passes in parallel."
             )
-        return self._taken[0].members != self._session.sharing
+        return self._taken[0].members != self._participants.sharing
 
     def hand_over(self, batch: Any) -> Portion:
         """`batch` is what was read for the oldest indices."""
         taken = self._taken.popleft()
-        self._session.positions.hand_over(taken.drawn.position, self._order)
+        self._positions.hand_over(taken.drawn.position, self._order)
         return Portion(batch, taken.own, taken.total, len(taken.members))
 
     def pass_over(self) -> None:

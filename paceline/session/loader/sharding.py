@@ -5,8 +5,8 @@ how batches are divided, `order` which samples they hold, `handing` what each co
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from torch.utils.data import (
@@ -21,8 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.data.sampling import split
 from paceline.errors import SpecError
-from paceline.session.loader.ledger import Ledger, Pass, Use
-from paceline.session.loader.order import Order, agree
+from paceline.session.loader.ledger import Pass, Use
+from paceline.session.loader.order import Order
 from paceline.session.loader.portions import (
     IndexPortions,
     Portions,
@@ -37,8 +37,6 @@ from paceline.session.start import current
 
 __all__ = ["ShardedLoader", "division", "gradient_scale", "shard"]
 
-_ledgers: WeakKeyDictionary[Session, Ledger] = WeakKeyDictionary()
-
 
 class ShardedLoader(DataLoader[Any]):
     """This worker's part of another loader, whose settings it has.
@@ -47,9 +45,7 @@ class ShardedLoader(DataLoader[Any]):
     `sampler` are the whole's.
     """
 
-    def __init__(
-        self, plain: DataLoader[Any], portions: Portions, session: Session, ledger: Ledger
-    ) -> None:
+    def __init__(self, plain: DataLoader[Any], portions: Portions, session: Session) -> None:
         # All that the plain loader knows, what scripts and subclasses added to it too; torch
         # forbids only to set these by assignment.
         vars(self).update(vars(plain))
@@ -60,20 +56,22 @@ class ShardedLoader(DataLoader[Any]):
         elif plain.batch_sampler is not None and portions.batch_size:
             whose = BatchSampler(plain.sampler, portions.batch_size, plain.drop_last)
             vars(self)["batch_sampler"] = whose
-        self._plain, self._portions, self._session, self._ledger = plain, portions, session, ledger
-        self._use = Use(ledger.num_loaders)
+        self._plain, self._portions, self._session = plain, portions, session
+        self._use = Use(session.ledger.num_loaders)
         self._kept: tuple[tuple[int, ...], DataLoader[Any]] | None = None
         """The reader whose processes go on between passes, and for which members it was made."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        if self._kept is not None and self._kept[0] == self._session.sharing:
+        session, sharing = self._session, self._session.participants.sharing
+        if self._kept is not None and self._kept[0] == sharing:
             reader = self._kept[1]
         else:
             reader = self._portions.reader(self)
         if self.persistent_workers:
-            self._kept = (self._session.sharing, reader)
+            self._kept = (sharing, reader)
         portions = self._portions.begin(reader)
-        return Pass(portions, self._portions, self._session, self._ledger, self._use)
+        alone = session.workers == 1
+        return Pass(portions, self._portions, session.steps, session.ledger, self._use, alone=alone)
 
     def __len__(self) -> int:
         return len(self._portions)
@@ -116,8 +114,7 @@ def shard(
         problem = f"{len(shares)} shares for {session.workers} workers."
         raise SpecError("shard", problem, "give one weight per worker.")
     split(1, shares)  # refuses what divides nothing
-    session.count_shard()
-    ledger = _ledgers.setdefault(session, Ledger(session))
+    ledger = session.ledger
     ledger.num_loaders += 1
     name = f"shard/{ledger.num_loaders}"
     if what := _cannot_be_entered(loader, ledger.num_loaders):
@@ -125,7 +122,7 @@ def shard(
     _compare(session, name, _describe(loader, batch))
     portions = _portions(loader, session, name, batch == "per-worker", shares, seed)
     ledger.is_needed |= not portions.is_even
-    return ShardedLoader(loader, portions, session, ledger)
+    return ShardedLoader(loader, portions, session)
 
 
 def _portions(
@@ -137,25 +134,36 @@ def _portions(
     seed: int | None,
 ) -> Portions:
     """The way to divide this loader's batches."""
+    participants, values, positions = session.participants, session.values, session.positions
+    draw_by = partial(
+        Order, name=name, participants=participants, values=values, positions=positions, seed=seed
+    )
     times = session.workers if per_worker else 1
     if isinstance(loader.dataset, IterableDataset):
         if seed is not None:
             problem = f"seed = {seed}, but the data set is a stream with an order of its own."
             raise SpecError("shard", problem, "leave out seed, and seed the data set itself.")
         if loader.batch_size is None:
-            return ReadyPortions(loader, session, shares, None, deal=per_worker)
-        return StreamPortions(loader, session, shares, loader.batch_size * times, name)
+            return ReadyPortions(loader, participants, shares, None, deal=per_worker)
+        total = loader.batch_size * times
+        return StreamPortions(loader, name, participants, values, shares, total)
     # A sampler that yields lists of indices to a data set which takes lists is a batch sampler.
     takes_lists = loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler)
     batches = loader.sampler if takes_lists else loader.batch_sampler
     if batches is None:
-        order = Order(BatchSampler(loader.sampler, 1, False), session, name, seed=seed)
-        return ReadyPortions(loader, session, shares, order, deal=per_worker)
+        order = draw_by(BatchSampler(loader.sampler, 1, False))
+        return ReadyPortions(loader, participants, shares, order, deal=per_worker)
     if type(batches) is not BatchSampler:  # the script's own, whose batches may have any size
-        order = Order(batches, session, name, join=times, seed=seed)
+        order = draw_by(batches, join=times)
         is_even = session.workers == 1
         return IndexPortions(
-            order, session, shares, batches=batches, batch_size=None, is_even=is_even
+            order,
+            participants,
+            positions,
+            shares,
+            batches=batches,
+            batch_size=None,
+            is_even=is_even,
         )
     total = batches.batch_size * times
     samples = _count(batches.sampler)
@@ -163,11 +171,12 @@ def _portions(
     enlarged = BatchSampler(batches.sampler, total, batches.drop_last)
     rest = 0 if batches.drop_last else 1 if samples is None else samples % total
     return IndexPortions(
-        Order(enlarged, session, name, seed=seed),
-        session,
+        draw_by(enlarged),
+        participants,
+        positions,
         shares,
         batches=batches,
-        batch_size=own_size(total, shares, session),
+        batch_size=own_size(total, shares, participants),
         is_even=are_equal(total, rest, shares),
     )
 
@@ -208,8 +217,8 @@ def _cannot_be_entered(loader: DataLoader[Any], number: int) -> str:
 
 def _refuse_joined(session: Session, what: str) -> None:
     """Nobody joins a script that shards this; one who has must not train."""
-    session.close_to_newcomers(f"the job's script shards {what}")
-    if session.has_joined:
+    session.join_obstacle.close(f"the job's script shards {what}")
+    if session.participants.has_joined:
         problem = f"this worker joined a job that ran, and cannot go on inside {what}."
         fix = "shard one DataLoader, shuffled or in order, whose generator is torch's own."
         raise SpecError("shard", problem, fix)
@@ -236,7 +245,7 @@ def _check_sizes(session: Session, batches: BatchSampler, samples: int | None, t
 
 
 def _compare(session: Session, name: str, own: str) -> None:
-    theirs = agree(session, name, own, kept=True)
+    theirs = session.values.agree(name, own, kept=True)
     if theirs != own:
         problem = f"worker {session.rank} divides {own}, where worker 0 divides {theirs}."
         fix = (

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 
 from paceline.data.sampling import split
 from paceline.errors import SpecError
-from paceline.session.loader.order import Order, agree
+from paceline.session.loader.order import Order
 from paceline.session.loader.portions import Portion, are_equal, division, like, own_size
-from paceline.session.session import Session
+from paceline.session.participants import Participants
+from paceline.session.shared_values import SharedValues
 
 MARKED_SAMPLES = 8
 """So many samples of a pass are compared between workers."""
@@ -48,12 +49,19 @@ class StreamPortions:
     """Batches of a stream that every worker reads whole."""
 
     def __init__(
-        self, loader: DataLoader[Any], session: Session, shares: list[float], total: int, name: str
+        self,
+        loader: DataLoader[Any],
+        name: str,
+        participants: Participants,
+        values: SharedValues,
+        shares: list[float],
+        total: int,
     ) -> None:
         self._dataset, self._drop_last = loader.dataset, loader.drop_last
-        self._session, self._shares, self._total, self._name = session, shares, total, name
+        self._participants, self._values = participants, values
+        self._shares, self._total, self._name = shares, total, name
         self._passes = 0
-        self.batch_size = own_size(total, shares, session)
+        self.batch_size = own_size(total, shares, participants)
         self.is_even = loader.drop_last and are_equal(total, 0, shares)
 
     def __len__(self) -> int:
@@ -65,7 +73,7 @@ class StreamPortions:
 
     def reader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """See `Portions`. Who is there now divides the whole pass."""
-        cutter = _Cutter(loader.collate_fn, *division(self._shares, self._session))
+        cutter = _Cutter(loader.collate_fn, *division(self._shares, self._participants))
         return like(loader, batch_size=self._total, drop_last=self._drop_last, collate_fn=cutter)
 
     def begin(self, reader: DataLoader[Any]) -> Iterator[Portion]:
@@ -76,9 +84,9 @@ class StreamPortions:
         number, self._passes = self._passes, self._passes + 1
         first = next(cuts, None)
         own_mark = "" if first is None else str(first.mark)
-        if agree(self._session, f"{self._name}/{number}", own_mark) != own_mark:
+        if self._values.agree(f"{self._name}/{number}", own_mark) != own_mark:
             problem = (
-                f"the stream of worker {self._session.rank} has other samples than worker 0's."
+                f"the stream of worker {self._participants.rank} has other samples than worker 0's."
             )
             fix = (
                 "let the data set give every worker the same stream (seed it alike), of which "
@@ -102,18 +110,18 @@ class ReadyPortions:
     def __init__(
         self,
         loader: DataLoader[Any],
-        session: Session,
+        participants: Participants,
         shares: list[float],
         order: Order | None,
         deal: bool,
     ) -> None:
-        self._dataset, self._session, self._shares = loader.dataset, session, shares
+        self._dataset, self._participants, self._shares = loader.dataset, participants, shares
         self._order, self._deal = order, deal
-        self.is_even = session.workers == 1
+        self.is_even = participants.workers == 1
 
     def __len__(self) -> int:
         batches = len(self._dataset if self._order is None else self._order)  # type: ignore[arg-type]
-        return -(-batches // self._session.workers) if self._deal else batches
+        return -(-batches // self._participants.workers) if self._deal else batches
 
     def __iter__(self) -> Iterator[Any]:
         """As a sampler: every index, on every worker."""
@@ -137,14 +145,14 @@ class ReadyPortions:
         return self._dealt(batches) if self._deal else map(self._cut, batches)
 
     def _dealt(self, batches: Iterator[Any]) -> Iterator[Portion]:
-        while hand := list(islice(batches, len(self._session.sharing))):
+        while hand := list(islice(batches, len(self._participants.sharing))):
             sizes = [size_of(batch) for batch in hand]
-            place = self._session.sharing.index(self._session.rank)
+            place = self._participants.sharing.index(self._participants.rank)
             own, size = (hand[place], sizes[place]) if place < len(hand) else (hand[0], 0)
-            yield Portion(own, size, sum(sizes), len(self._session.sharing))
+            yield Portion(own, size, sum(sizes), len(self._participants.sharing))
 
     def _cut(self, batch: Any) -> Portion:
-        there, place = division(self._shares, self._session)
+        there, place = division(self._shares, self._participants)
         total = size_of(batch)
         part = split(total, there)[place]
         own = part.stop - part.start

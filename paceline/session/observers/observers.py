@@ -1,0 +1,72 @@
+"""The observers of one worker's training, and what the record gets from them.
+
+Each looks at something else of a step: `nonfinite` at one gradient, `reach` at which weights are
+trained, `seen_loss` at what `backward()` is called on, `script_profile` at the time of each layer.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.autograd.trained import Trained
+from paceline.record import RunFolder
+from paceline.session.observers.nonfinite import NonfiniteValues
+from paceline.session.observers.reach import Reach
+from paceline.session.observers.script_profile import ScriptProfile
+from paceline.session.observers.seen_loss import SeenLoss, StepLoss
+
+
+class Observers:
+    """All observers of one worker; most look at the first model that a script distributes."""
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self.nonfinite = NonfiniteValues()
+        self.reach = Reach()
+        self._seen_loss = SeenLoss()
+        self._profile = ScriptProfile.from_environment()
+        self._is_recorded = folder is not None
+        self._sees_loss = SeenLoss.is_wanted(folder)
+
+    def watch(
+        self, trained: Trained, optimizer: Optimizer, number: int
+    ) -> Callable[[Any, Any], None] | None:
+        """Look at the `number`th model that is distributed; return what is to be called before
+        each backward pass, if anything."""
+        if self._profile is not None:
+            self._profile.watch(trained.model, optimizer)
+        if number > 0 or not self._is_recorded:
+            return None
+        self.nonfinite.watch(trained.tensors)
+        self.reach.watch(trained)
+        return self._seen_loss.look if self._sees_loss else None
+
+    def forget_step(self) -> None:
+        """Forget what was seen of the current step, which is made again."""
+        self._seen_loss.forget()
+
+    def end_step(
+        self, step: int, reported: Tensor | None, trained: Sequence[Trained]
+    ) -> tuple[Tensor | StepLoss | None, Tensor | None]:
+        """Return the loss of the step and the sum of the gradients that were looked at."""
+        loss = self._seen_loss.unless(reported, trained)
+        seen = self.nonfinite.take()
+        self.reach.after(step, trained[:1])
+        return loss, seen
+
+    def counters(self, script: dict[str, int]) -> dict[str, object]:
+        """What the record of this worker gets at its end, with these counts of the `script`."""
+        found: dict[str, object] = {"script": {**script, "losses_seen": self._seen_loss.count}}
+        return {**found, "reach": self.reach.counts} if self.reach.counts else found
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ignore the gradients made inside: they belong to no step."""
+        with self.nonfinite.paused(), self.reach.paused():
+            yield
+
+    def is_own(self, hook: object) -> bool:
+        """Whether a hook on a weight is one of theirs."""
+        return hook in (self.nonfinite.look, self.reach.look_before)
