@@ -22,7 +22,8 @@ from paceline.launch import Identity, joining
 from paceline.record import RunFolder
 from paceline.record.state import this_process
 from paceline.session import stores
-from paceline.session.joining import OBSTACLE, UNDIVIDED, announce, check, join
+from paceline.session.join_obstacle import KEY, UNDIVIDED
+from paceline.session.joining import announce, check, join
 from tests.architectures.by_hand import Job
 from tests.architectures.memory import context
 
@@ -233,10 +234,10 @@ def test_what_cannot_take_a_worker_in_says_so(architecture, asks, opened):
 @pytest.mark.parametrize("asks", [join, look])
 def test_a_script_that_divides_nothing_takes_nobody_in(asks, opened):
     store, newcomer = opened("server")
-    store.set(OBSTACLE, UNDIVIDED)
+    store.set(KEY, UNDIVIDED)
     with pytest.raises(SpecError, match=r"takes batches that paceline.shard did not divide"):
         asks(newcomer)
-    store.set(OBSTACLE, "")
+    store.set(KEY, "")
     asks(newcomer)
 
 
@@ -244,7 +245,7 @@ def test_one_who_came_as_the_job_ended_hears_so_at_once(opened):
     """It knows its own number where it asks, so that it neither keeps a store nor takes another's
     place, and waits for nobody who is gone."""
     store, newcomer = opened("server")
-    store.set(OBSTACLE, "")
+    store.set(KEY, "")
     known, _, own = join(newcomer)
     assert own.identity.name == known.name == "worker2"
     assert not own.is_kept_here
@@ -258,7 +259,7 @@ def test_one_who_came_as_the_job_ended_hears_so_at_once(opened):
 
 def test_one_who_comes_after_the_end_does_not_wait_as_founders_do(opened):
     store, newcomer = opened("server")
-    store.set(OBSTACLE, "")
+    store.set(KEY, "")
     look(newcomer)
     store.close()
     began = time.monotonic()
