@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from paceline import models
-from paceline.compute.units import Row, units_of
+from paceline.compute.units import UnitChain, units_of
 from paceline.predict.pipeline_step import UNITS, ModelUnits
 
 
@@ -30,7 +30,7 @@ def units(model: str) -> ModelUnits:
         kind = torch.long if described.tokens else torch.float32
         features = torch.empty(1, *shape, dtype=kind)
         for unit in units_of(built):
-            features = Row([unit])(features)
+            features = UnitChain([unit])(features)
             handed.append((unit.name, features.numel()))
     return ModelUnits(input_shape=tuple(shape), units=tuple(handed))
 

@@ -34,7 +34,7 @@ import torch
 from torch.nn import functional
 
 from paceline import data, engines, record, spec
-from paceline.builtin import loop, optimizers
+from paceline.builtin import batches, loop, optimizers
 from paceline.errors import PacelineError
 from paceline.launch import identify
 from paceline.record import RunFolder
@@ -317,7 +317,7 @@ def plain_loop(workload: spec.Workload) -> float:
     device = torch.device("cuda")
     torch.manual_seed(workload.seed)
     torch.backends.cudnn.benchmark = True
-    dataset = loop.open_data(workload)
+    dataset = batches.open_data(workload)
     dataset.move(device)
     model = loop.build_model(workload, dataset)
     order = data.GlobalBatches(len(dataset), workload.batch, shuffle=False)

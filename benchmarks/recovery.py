@@ -30,7 +30,7 @@ from paceline import engines, spec
 from paceline.bench import drill
 from paceline.errors import PacelineError, SpecError
 from paceline.launch.failures import check_on_loss
-from paceline.record import Event, RunFolder
+from paceline.record import RecordedEvent, RunFolder
 from paceline.record.lives import RESTART
 
 ARCHITECTURES = {
@@ -189,7 +189,7 @@ def _stopped(asked: spec.Experiment, path: Path) -> RunFolder:
         (pid,) = [one.pid for one in folder.members() if one.name == fault.member]
         assert pid is not None, "it runs on this machine"
         now = time.monotonic() / asked.cluster.dilation
-        event = Event(time_seconds=now, member=fault.member, kind="fault", text=fault.words)
+        event = RecordedEvent(time_seconds=now, member=fault.member, kind="fault", text=fault.words)
         folder.add_event(event)
         os.kill(pid, signal.SIGSTOP)
         undo.append(threading.Timer(fault.seconds, os.kill, (pid, signal.SIGCONT)))

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline import record, spec
 from paceline.explain.findings import Explanation
-from paceline.record import Event, Member, RunFolder, Sample, Step
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, Sample, Step
 
 MB = 1_000_000
 START = 1000.0
@@ -128,7 +128,7 @@ def synchronous_run(
         _write_lines(folder, f"{name}.steps.jsonl", entries[name])
         series = _series(now, exchange_bytes * steps, machine)
         series = [_shifted_sample(sample, -offsets.get(name, 0.0)) for sample in series]
-        own = Member(name=name, role="worker", host=f"host-{name}", status=status)
+        own = MemberRecord(name=name, role="worker", host=f"host-{name}", status=status)
         own.clock_offset_seconds = offsets.get(name)
         own.counters = dict((counters or {}).get(name, {}))
         own.results = dict(results or {}) if name == names[0] else {}
@@ -137,11 +137,11 @@ def synchronous_run(
     for rank in range(servers):
         total = workers * exchange_bytes * steps / servers
         name = f"server{rank}"
-        own = Member(name=name, role="server", host=f"host-{name}", status=status)
+        own = MemberRecord(name=name, role="server", host=f"host-{name}", status=status)
         own.counters = dict((counters or {}).get(name, {}))
         _write_member(folder, own, _series(now, total, serving))
     if event:
-        lost = Event(time_seconds=now, member=names[-1], kind="lost", text=event)
+        lost = RecordedEvent(time_seconds=now, member=names[-1], kind="lost", text=event)
         folder.add_event(lost)
     record.summarise(folder, status)
     return folder
@@ -200,7 +200,7 @@ def _series(end: float, total_bytes: float, machine: Machine) -> list[Sample]:
     ]
 
 
-def _write_member(folder: RunFolder, member: Member, series: list[Sample]) -> None:
+def _write_member(folder: RunFolder, member: MemberRecord, series: list[Sample]) -> None:
     _write_lines(folder, f"{member.name}.series.jsonl", series)
     member.cpu_fraction = series[0].cpu_fraction
     member.bytes_sent = sum(sample.bytes_sent or 0 for sample in series)

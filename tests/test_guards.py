@@ -144,14 +144,76 @@ def test_public_names_are_sorted_and_exist():
         paceline.distribut  # noqa: B018
 
 
-def test_no_file_is_too_long_or_named_for_nothing():
+LONGEST_FILE, MOST_METHODS, LONGEST_FUNCTION = 400, 25, 60
+"""Lines of a file, methods of a class, lines of a function's body: more is two ideas in one."""
+
+TOO_LARGE = {
+    "architectures/server/synchronous.py", "autograd/buckets.py", "cli/compare.py command",
+    "cli/predict.py command", "explain/actions.py", "explain/answer.py _explain",
+    "explain/words.py", "protocol/closing.py", "protocol/exchange.py", "protocol/seat.py",
+    "report/charts.py", "served/client.py", "served/device.py", "served/setup.py",
+    "served/streaming.py", "served/weights.py", "spec/architecture.py",
+}  # fmt: skip
+"""What is being taken apart: a file, or a function of one. Take an entry out when it fits."""
+
+
+def too_large(path: Path) -> set[str]:
+    """The file, where it or a class in it is too large; functions that are too long."""
+    text, name = path.read_text(encoding="utf-8"), str(path.relative_to(PACKAGE))
+    found = {name} if len(text.splitlines()) > LONGEST_FILE else set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            found |= {name} if len(methods) > MOST_METHODS else set()
+        elif isinstance(node, ast.FunctionDef):
+            lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+            found |= {f"{name} {node.name}"} if lines > LONGEST_FUNCTION else set()
+    return found
+
+
+def test_files_classes_and_functions_have_one_idea_each():
+    found = set().union(*map(too_large, PACKAGE.rglob("*.py")))
+    files = {name.partition(" ")[0] for name in TOO_LARGE}
+    assert not {entry for entry in found if {entry, entry.partition(" ")[0]}.isdisjoint(TOO_LARGE)}
+    assert not [name for name in files if not (PACKAGE / name).exists()], "take these out"
+
+
+def test_no_module_is_named_for_nothing():
     foreign = {".venv", "build", "stand_ins"}  # stand-ins are named as what they stand for
     files = [p for p in ROOT.rglob("*.py") if foreign.isdisjoint(p.parts)]
-    long = [str(p) for p in files if len(p.read_text(encoding="utf-8").splitlines()) > 600]
-    ours = [p for p in files if "stand_ins" not in p.parts]  # named as those they stand in for
-    vague = [str(p) for p in ours if p.stem in {"utils", "helpers", "misc", "common"}]
-    assert not long
-    assert not vague
+    assert not [str(p) for p in files if p.stem in {"utils", "helpers", "misc", "common"}]
+
+
+SHARED_NAMES = {"Action", "Loss", "Served"}
+"""Class names that stand for two things still; take one out when it no longer does."""
+
+
+def test_a_public_class_name_occurs_once():
+    found: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    several = {name: files for name, files in found.items() if len(files) > 1}
+    assert not several.keys() - SHARED_NAMES, f"one name for several classes: {several}"
+
+
+EXPLAINED_FOLDERS = [
+    "session", "session/loader", "session/observers", "builtin", "launch", "diagnose", "compute",
+    "record", "telemetry", "data", "models",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", EXPLAINED_FOLDERS)
+def test_a_folders_readme_names_its_files(folder):
+    room = PACKAGE / folder
+    text = (room / "README.md").read_text(encoding="utf-8")
+    parts = [p for p in room.glob("*.py") if p.stem != "__init__"]
+    names = [p.name for p in parts] + [f"{p.parent.name}/" for p in room.glob("*/__init__.py")]
+    assert not [name for name in names if f"`{name}`" not in text]
+    named = set(re.findall(r"^- ([^:]*):", text, re.MULTILINE))
+    listed = {name for line in named for name in re.findall(r"`([^`]+)`", line)}
+    assert not listed - set(names), "a file that is not there"
 
 
 def test_readme_tree_is_complete():

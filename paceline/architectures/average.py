@@ -38,7 +38,7 @@ from paceline.protocol.collectives import (
     Remain,
     Settle,
 )
-from paceline.protocol.collectives import Trained as LocalStep
+from paceline.protocol.collectives import LocalStepTaken as LocalStep
 
 
 class AverageArchitecture:

@@ -30,7 +30,7 @@ NETWORK = "net.json"
 """In the place of runs where a paper's figure is of networks: link -> pairs of `net`."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CellOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one run of one cell ended."""
 
     cell: str
@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it failed; empty when it finished."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a comparison is, for whoever shows it."""
 
     done: int
@@ -50,7 +50,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The cell that runs."""
 
 
-Watch = Callable[[State], None]
+Watch = Callable[[ComparisonState], None]
 
 
 class ComparisonFolder:
@@ -88,12 +88,12 @@ class ComparisonFolder:
         found: dict[str, Any] = msgspec.json.decode(file.read_bytes()) if file.is_file() else {}
         return found or None
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[CellOutcome]:
         file = self.path / OUTCOMES
         lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-        return [msgspec.json.decode(line, type=Outcome) for line in lines]
+        return [msgspec.json.decode(line, type=CellOutcome) for line in lines]
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: CellOutcome) -> None:
         with (self.path / OUTCOMES).open("ab") as file:
             file.write(msgspec.json.encode(outcome) + b"\n")
 
@@ -141,7 +141,9 @@ def run(
         if (cell.key, repeat) in done or cell.key in failed:
             continue
         left = [c.key for r, c in order[number:] if (c.key, r) not in done and c.key not in failed]
-        state = State(done=number, total=len(order), seconds_left=clock.left(left), now=cell.key)
+        state = ComparisonState(
+            done=number, total=len(order), seconds_left=clock.left(left), now=cell.key
+        )
         watch(state)
         outcome = _run_cell(folder, cell, repeat, dict(pythons or {}), output)
         folder.add(outcome)
@@ -150,13 +152,13 @@ def run(
         else:
             clock.add(outcome)
         folder.write(folder.table())
-    watch(State(done=len(order), total=len(order), seconds_left=0.0, now=""))
+    watch(ComparisonState(done=len(order), total=len(order), seconds_left=0.0, now=""))
     return folder.table()
 
 
 def _run_cell(
     folder: ComparisonFolder, cell: Cell, repeat: int, pythons: dict[str, str], output: Output
-) -> Outcome:
+) -> CellOutcome:
     path, began, reason = folder.run_path(cell, repeat), time.monotonic(), ""
     if path.exists():  # from a run that was broken off
         shutil.rmtree(path)
@@ -176,16 +178,16 @@ def _run_cell(
     except Exception as error:  # one cell's bug must not cost the others
         reason = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began
-    return Outcome(cell=cell.key, repeat=repeat, seconds=seconds, reason=reason)
+    return CellOutcome(cell=cell.key, repeat=repeat, seconds=seconds, reason=reason)
 
 
 class _TimeLeft:
     """A cell takes what it took before, or what the others took."""
 
-    def __init__(self, outcomes: list[Outcome]) -> None:
+    def __init__(self, outcomes: list[CellOutcome]) -> None:
         self._seconds = {outcome.cell: outcome.seconds for outcome in outcomes}
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: CellOutcome) -> None:
         self._seconds[outcome.cell] = outcome.seconds
 
     def left(self, cells: list[str]) -> float | None:

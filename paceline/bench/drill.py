@@ -12,7 +12,7 @@ import msgspec
 
 from paceline import record, spec
 from paceline.record import RunFolder, Step
-from paceline.record.entries import Entry, Event
+from paceline.record.entries import Entry, RecordedEvent
 from paceline.record.lives import undone
 from paceline.record.wall import START_UP
 
@@ -46,7 +46,7 @@ class Cost(Entry, kw_only=True):
     """What starting all members again from the newest checkpoint takes, by the undisturbed run."""
 
 
-class Score(Entry, kw_only=True, omit_defaults=False):
+class DrillScore(Entry, kw_only=True, omit_defaults=False):
     """The answer of a drill."""
 
     format_version: int
@@ -65,12 +65,12 @@ class Score(Entry, kw_only=True, omit_defaults=False):
     same_loss: bool | None
 
 
-def score(undisturbed: RunFolder, disturbed: RunFolder) -> Score:
+def score(undisturbed: RunFolder, disturbed: RunFolder) -> DrillScore:
     """Lay the two runs beside each other."""
     experiment = disturbed.experiment()
     events = [event for event in disturbed.events() if event.kind == "fault"]
     difference = _loss_difference(undisturbed, disturbed)
-    return Score(
+    return DrillScore(
         format_version=1,
         architecture=spec.format_architecture(experiment.architecture),
         workers=experiment.cluster.workers,
@@ -85,7 +85,10 @@ def score(undisturbed: RunFolder, disturbed: RunFolder) -> Score:
 
 
 def _cost(
-    event: Event, events: Sequence[Event], undisturbed: RunFolder, disturbed: RunFolder
+    event: RecordedEvent,
+    events: Sequence[RecordedEvent],
+    undisturbed: RunFolder,
+    disturbed: RunFolder,
 ) -> Cost:
     experiment, moment = disturbed.experiment(), event.time_seconds
     later = [other.time_seconds for other in events if other.time_seconds > moment]

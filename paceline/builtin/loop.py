@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,24 +16,18 @@ from torch.optim import Optimizer
 from paceline import data, models, spec
 from paceline.architectures import pipeline
 from paceline.architectures.base import Architecture
-from paceline.architectures.pipeline import Job, PipelineModel
-from paceline.builtin import checkpoint, optimizers
+from paceline.architectures.pipeline import PipelineJob, PipelineModel
+from paceline.builtin import batches, checkpoint, optimizers
 from paceline.builtin.balance import balance
 from paceline.builtin.evaluation import accuracy
 from paceline.builtin.recording import recording_for
 from paceline.builtin.schedule import learning_rate
 from paceline.collectives.context import GradientUse, StepAgain
-from paceline.collectives.group import Group
 from paceline.compute.emulated import EmulatedModel, model_for, skip_updates
-from paceline.data.scatter import ScatterLoader, describe
 from paceline.errors import RecordError, SpecError
 from paceline.record import RunFolder, checkpoints
 from paceline.record.checkpoints import Found
-from paceline.session.loader.sharding import division
 from paceline.session.session import Session
-
-READING = -2
-"""The part of the store for the samples that worker 0 sends: no call of `distribute` has it."""
 
 STAGES = -3
 """The part for cutting a model into stages, which comes before `distribute`."""
@@ -61,14 +55,14 @@ def train(experiment: spec.Experiment, session: Session, folder: RunFolder) -> N
         session.note(f"{left} and are left out of each epoch, others in each.")
     worker = _Worker(experiment, session, model, optimizer, num_steps)
     if isinstance(model, PipelineModel):
-        source = _source_of_stages(workload, dataset, session, model, worker.device)
+        source = batches.source_of_stages(workload, dataset, session, model, worker.device)
     else:
-        source = _source(workload, dataset, shares, session, worker.device)
-    batches = source.steps(start, num_steps)
-    for step, batch in enumerate(_timed(batches, session, worker.device), start):
+        source = batches.source(workload, dataset, shares, session, worker.device)
+    steps = source.steps(start, num_steps)
+    for step, batch in enumerate(batches.timed(steps, session, worker.device), start):
         while not worker.took(step, batch, total):
             session.steps.begin_again()
-            batch = next(_timed(source.steps(step, step + 1), session, worker.device))
+            batch = next(batches.timed(source.steps(step, step + 1), session, worker.device))
         if cluster.balance and step - start + 1 == max(3, experiment.measurement.warmup_steps):
             with session.clock.paused("balancing"):
                 balance(session, shares)
@@ -92,7 +86,7 @@ def _open(experiment: spec.Experiment, session: Session) -> tuple[data.Dataset, 
     if emulated is not None:
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
         return data.open("synthetic", input_shape=(1,)), emulated
-    dataset = open_data(experiment.workload)
+    dataset = batches.open_data(experiment.workload)
     if isinstance(experiment.architecture, spec.Pipeline):
         return dataset, build_stages(experiment, experiment.architecture, session, dataset)
     return dataset, build_model(experiment.workload, dataset)
@@ -139,23 +133,6 @@ def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Ses
         rounds = workload.precision != "float32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounds
         torch.backends.cudnn.benchmark = True  # every step has the same shapes
-
-
-def open_data(workload: spec.Workload, *, train: bool = True) -> data.Dataset:
-    """The data set of a workload; synthetic samples take the shape the model expects."""
-    described = models.info(workload.model)
-    shape = workload.input_shape or None
-    if shape is None and described is not None and workload.data == "synthetic":
-        shape = described.input_shape
-    return data.open(
-        workload.data,
-        data_dir=Path(workload.data_dir) if workload.data_dir else None,
-        train=train,
-        seed=workload.seed,
-        input_shape=shape,
-        tokens=described.tokens if described is not None else False,
-        cache=workload.cache,
-    )
 
 
 def build_model(workload: spec.Workload, dataset: data.Dataset) -> nn.Module:
@@ -316,7 +293,7 @@ class _Worker:
             results["num_classes"] = float(dataset.num_classes)
         if workload.evaluate:
             with session.clock.paused("evaluation"):
-                test = open_data(workload, train=False)
+                test = batches.open_data(workload, train=False)
                 results.update(accuracy(self._model, test, self.device))
                 test.close()
 
@@ -348,7 +325,7 @@ def build_stages(
     samples, _ = dataset[0]
     microbatch = total // (options.replicas * options.microbatches)
     device = _own_device()
-    job = Job(
+    job = PipelineJob(
         build=lambda: models.build(
             workload.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes
         ),
@@ -359,63 +336,6 @@ def build_stages(
         weight_factor=2 + workload.optimizer.state_numbers,
     )
     return pipeline.build(options, session.context(device, STAGES), job)
-
-
-def _source(
-    workload: spec.Workload,
-    dataset: data.Dataset,
-    shares: list[float],
-    session: Session,
-    device: torch.device,
-) -> data.BatchSource:
-    total = workload.global_batch_for(len(shares))
-    batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
-    if workload.reading == "each" or session.workers == 1:
-
-        def own_part(count: int) -> slice:
-            there, place = division(shares, session.participants)
-            return data.split(count, there)[place]
-
-        if device.type == "cuda":
-            return data.DeviceLoader(dataset, batches, own_part, device)
-        return data.Loader(dataset, batches, own_part)
-    group = Group(session.context(torch.device("cpu"), READING), "gloo")
-    own = dataset if session.rank == 0 else None
-    slices: list[Callable[[int], slice]] = [
-        data.part_of(rank, shares) for rank in range(session.workers)
-    ]
-    return ScatterLoader(own, describe(own, group), batches, slices, group)
-
-
-def _source_of_stages(
-    workload: spec.Workload,
-    dataset: data.Dataset,
-    session: Session,
-    model: PipelineModel,
-    device: torch.device,
-) -> data.BatchSource:
-    """A pipeline's workers take the same samples; who neither begins nor ends it needs none."""
-    total = workload.global_batch_for(session.workers)
-    batches = data.GlobalBatches(len(dataset), total, seed=workload.seed, shuffle=dataset.shuffle)
-    if not model.reads:
-        dataset = data.open("synthetic", input_shape=(1,), num_samples=len(dataset))
-    if device.type == "cuda":
-        return data.DeviceLoader(dataset, batches, model.samples_of, device)
-    return data.Loader(dataset, batches, model.samples_of)
-
-
-def _timed(
-    batches: Iterator[data.Batch], session: Session, device: torch.device
-) -> Iterator[data.Batch]:
-    """The same batches on the device, with the wait for each and its way there counted as input."""
-    while True:
-        session.clock.enter("input")
-        batch = next(batches, None)
-        if batch is None:
-            return
-        inputs, targets = (part.to(device, non_blocking=True) for part in batch)
-        session.clock.enter("other")
-        yield inputs, targets
 
 
 def _found(workload: spec.Workload, own: Path) -> Found | None:

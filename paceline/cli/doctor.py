@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from paceline.diagnose.doctor import Examination, Facts, Finding
+    from paceline.diagnose.doctor import DoctorFinding, Examination, MemberFacts
     from paceline.launch import Identity
 
 SETTINGS = {
@@ -37,14 +37,14 @@ def command(
 ) -> None:
     """Examine this host, or all members: network, clocks, versions, cores, memory, rights."""
     from paceline.cli import console
-    from paceline.diagnose.doctor import Needs, findings
+    from paceline.diagnose.doctor import Requirements, findings
     from paceline.errors import SpecError, suggest
     from paceline.launch import parse_container
     from paceline.units import parse_bytes, parse_seconds
 
     if on not in ("here", "tunnel"):
         raise SpecError("--on", f'"{on}" has no machine.', suggest(on, ["here", "tunnel"]))
-    needs = Needs(
+    needs = Requirements(
         shared_memory_bytes=parse_bytes(shared_memory, "--shared-memory"),
         tunnel=on == "tunnel",
         container=parse_container(container).engine if container else "",
@@ -94,7 +94,7 @@ def _examine(
     return identity, examination
 
 
-def _facts(identity: "Identity") -> "Facts":
+def _facts(identity: "Identity") -> "MemberFacts":
     from paceline.diagnose import doctor
     from paceline.launch.containers import ENGINES
     from paceline.tunnel.namespaces import missing_rights
@@ -167,7 +167,9 @@ def _listening(identity: "Identity") -> "Iterator[tuple[Identity, socket.socket 
             yield identity, listener
 
 
-def _answer(examination: "Examination", found: "list[Finding]", healthy: bool) -> dict[str, object]:
+def _answer(
+    examination: "Examination", found: "list[DoctorFinding]", healthy: bool
+) -> dict[str, object]:
     return {
         "format_version": 1,
         "healthy": healthy,
@@ -178,7 +180,7 @@ def _answer(examination: "Examination", found: "list[Finding]", healthy: bool) -
     }
 
 
-def _print(examination: "Examination", found: "list[Finding]") -> None:
+def _print(examination: "Examination", found: "list[DoctorFinding]") -> None:
     from rich.text import Text
 
     from paceline.cli import console

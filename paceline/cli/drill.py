@@ -9,7 +9,7 @@ from paceline.cli import flags
 
 if TYPE_CHECKING:
     from paceline import spec
-    from paceline.bench.drill import Score
+    from paceline.bench.drill import DrillScore
 
 SETTINGS = {
     "epilog": "Example: paceline drill --model mnist-cnn --architecture ring --workers 2 "
@@ -112,7 +112,7 @@ def _disturbed(
     return spec.replace(disturbed, restarts=allowed)
 
 
-def _run(disturbed: "spec.Experiment", out: Path) -> "Score":
+def _run(disturbed: "spec.Experiment", out: Path) -> "DrillScore":
     """Both runs, into folders inside `out`."""
     from paceline import spec
     from paceline.bench.drill import score
@@ -127,7 +127,7 @@ def _run(disturbed: "spec.Experiment", out: Path) -> "Score":
     return score(*folders)
 
 
-def _print(found: "Score") -> None:
+def _print(found: "DrillScore") -> None:
     from rich.table import Table
 
     from paceline.cli import console

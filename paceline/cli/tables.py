@@ -45,7 +45,7 @@ def progress(label: str) -> Iterator[compare.Watch]:
     with Progress(*parts, console=console.err, transient=True) as bar:
         task = bar.add_task(label, total=None, left="")
 
-        def watch(state: compare.State) -> None:
+        def watch(state: compare.ComparisonState) -> None:
             left = _left(state)
             description = state.now or label
             bar.update(
@@ -55,13 +55,13 @@ def progress(label: str) -> Iterator[compare.Watch]:
         yield watch
 
 
-def _line(label: str, state: compare.State) -> None:
+def _line(label: str, state: compare.ComparisonState) -> None:
     if state.now:
         left = _left(state)
         console.err.print(f"{label}: run {state.done + 1} of {state.total}, {state.now}  {left}")
 
 
-def _left(state: compare.State) -> str:
+def _left(state: compare.ComparisonState) -> str:
     if state.seconds_left is None:
         return ""
     return f"about {format_seconds(state.seconds_left)} left" if state.seconds_left else ""

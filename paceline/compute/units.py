@@ -36,7 +36,7 @@ class Unit(NamedTuple):
         return sum(p.numel() * p.element_size() for p in parameters.values())
 
 
-class Row(nn.Module):
+class UnitChain(nn.Module):
     """Units called one after the other; parameters keep the names they have in the whole model."""
 
     def __init__(self, units: Iterable[Unit]) -> None:

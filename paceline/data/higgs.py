@@ -39,7 +39,7 @@ BLOCKS_WORTH_PROCESSES = 8
 """Below this much text, starting processes takes longer than parsing."""
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRows(msgspec.Struct, frozen=True, kw_only=True):
     """What stands beside the parsed rows."""
 
     num_rows: int
@@ -53,7 +53,7 @@ class Higgs(Dataset):
 
     name, input_shape, num_classes = "higgs", (NUM_COLUMNS - 1,), 2
 
-    def __init__(self, path: Path, summary: Summary, *, train: bool) -> None:
+    def __init__(self, path: Path, summary: ParsedRows, *, train: bool) -> None:
         shape = (summary.num_rows, NUM_COLUMNS)
         rows = np.memmap(path, np.float32, mode="r", shape=shape)
         self._rows = rows[: summary.num_train] if train else rows[summary.num_train :]
@@ -79,7 +79,7 @@ def load(request: Request) -> Dataset:
     return Higgs(path, summary, train=request.train)
 
 
-def parsed(source: Path, *, processes: int | None = None) -> tuple[Path, Summary]:
+def parsed(source: Path, *, processes: int | None = None) -> tuple[Path, ParsedRows]:
     """Return the file of rows for `source` and its summary, made now or earlier.
 
     `processes` is for tests; left out, it is one per core for a large file.
@@ -98,7 +98,7 @@ def parsed(source: Path, *, processes: int | None = None) -> tuple[Path, Summary
                 summary_path.write_bytes(msgspec.json.encode(summary))
             finally:
                 part.unlink(missing_ok=True)
-    return target, msgspec.json.decode(summary_path.read_bytes(), type=Summary)
+    return target, msgspec.json.decode(summary_path.read_bytes(), type=ParsedRows)
 
 
 def _parse_file(source: Path, part: Path, processes: int | None) -> int:
@@ -155,7 +155,7 @@ def parse_block(block: bytes, part: Path, first_row: int, source: Path) -> int:
     return len(rows)
 
 
-def _summarise(part: Path, num_rows: int) -> Summary:
+def _summarise(part: Path, num_rows: int) -> ParsedRows:
     if num_rows < 2:
         raise MissingError("data set higgs: the file holds no rows.", "fetch it anew.")
     num_train = num_rows - max(1, min(NUM_TEST, int(TEST_FRACTION * num_rows)))
@@ -169,7 +169,7 @@ def _summarise(part: Path, num_rows: int) -> Summary:
     mean = total / num_train
     deviation = np.sqrt(np.maximum(squares / num_train - mean**2, 0))
     deviation[deviation == 0] = 1
-    return Summary(
+    return ParsedRows(
         num_rows=num_rows,
         num_train=num_train,
         mean=mean.tolist(),

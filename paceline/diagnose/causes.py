@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from paceline.diagnose.connections import Unheard
-from paceline.diagnose.stacks import Stack
+from paceline.diagnose.stacks import ThreadStack
 
 _LOADING = ("/torch/utils/data/", "/paceline/data/", "/paceline/session/loader/sharding.py")
 _NETWORK = "a cable that is out, a port that is blocked, or a host that is gone"
@@ -11,7 +11,7 @@ _NETWORK = "a cable that is out, a port that is blocked, or a host that is gone"
 
 def likely_cause(
     steps: Mapping[str, int],
-    stacks: Mapping[str, Stack],
+    stacks: Mapping[str, ThreadStack],
     ends: Mapping[str, Sequence[Unheard]],
     owners: Mapping[str, str] | None = None,
 ) -> str | None:
@@ -49,5 +49,5 @@ def likely_cause(
     return None
 
 
-def _loads(stack: Stack) -> bool:
+def _loads(stack: ThreadStack) -> bool:
     return any(part in frame.file for frame in stack.frames for part in _LOADING)

@@ -46,7 +46,7 @@ class Frame(NamedTuple):
         return not any(part in self.file for part in _NOT_ITS_OWN)
 
 
-class Stack(NamedTuple):
+class ThreadStack(NamedTuple):
     """The main thread's, innermost first."""
 
     frames: tuple[Frame, ...]
@@ -83,7 +83,7 @@ def answer(run: Path, member: str) -> None:
         file.write(f"pid {os.getpid()} main 0x{main:016x}\n")
 
 
-def ask(run: Path, processes: Mapping[str, psutil.Process]) -> dict[str, Stack]:
+def ask(run: Path, processes: Mapping[str, psutil.Process]) -> dict[str, ThreadStack]:
     """Where these members are; those that do not answer are left out."""
     asked = {}
     for name, process in processes.items():
@@ -120,7 +120,7 @@ def _wait_for_answers(sizes: dict[Path, int]) -> None:
         time.sleep(0.02)
 
 
-def _parsed(text: str, main: str) -> Stack | None:
+def _parsed(text: str, main: str) -> ThreadStack | None:
     """The main thread's among those of all threads."""
     frames: list[Frame] = []
     is_main = False
@@ -129,4 +129,4 @@ def _parsed(text: str, main: str) -> Stack | None:
             is_main = main in line
         elif is_main and (match := _FRAME.fullmatch(line)):
             frames.append(Frame(match["function"], match["file"], int(match["line"])))
-    return Stack(tuple(frames)) if frames else None
+    return ThreadStack(tuple(frames)) if frames else None

@@ -14,7 +14,7 @@ import psutil
 from paceline.diagnose import stacks
 from paceline.diagnose.causes import likely_cause
 from paceline.diagnose.connections import own_addresses, unheard
-from paceline.record import Event, RunFolder
+from paceline.record import RecordedEvent, RunFolder
 from paceline.record.following import StepCounter
 
 LEAST_SECONDS = 5.0
@@ -205,7 +205,9 @@ class Stalls:
         cause = likely_cause(steps, found, ends, owners)
         text += f"; likely: {cause}" if cause else ""
         now, most = time.monotonic() / self._dilation, max(steps.values())
-        event = Event(time_seconds=now, member="launcher", kind="stall", text=text, step=most)
+        event = RecordedEvent(
+            time_seconds=now, member="launcher", kind="stall", text=text, step=most
+        )
         self._folder.add_event(event)
         lines = [f"  {name} is in {stack.words}" for name, stack in sorted(found.items())]
         if lines:

@@ -7,7 +7,7 @@ from statistics import fmean
 from paceline import record, spec
 from paceline.errors import RecordError
 from paceline.protocol.plan import shares_memory, written_shape
-from paceline.record import PHASES, Member, MemberTraffic, RunFolder, Step
+from paceline.record import PHASES, MemberRecord, MemberTraffic, RunFolder, Step
 from paceline.record.pauses import own_pauses, total
 from paceline.spec.hosts import place
 from paceline.spec.profile import REAL_DEVICE
@@ -60,7 +60,7 @@ class Facts:
     summary: record.Summary
     architecture: spec.Architecture
     workers: tuple[WorkerFacts, ...]
-    members: tuple[Member, ...]
+    members: tuple[MemberRecord, ...]
     cores: int
     memory_bytes: int = 0
     losses: dict[int, float] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Facts:
     worker_losses: dict[str, dict[int, float]] = field(default_factory=dict)
     """Each worker's own, over its part of the batch."""
 
-    events: tuple[record.Event, ...] = ()
+    events: tuple[record.RecordedEvent, ...] = ()
     least_available_bytes: int | None = None
     traffic: dict[str, MemberTraffic] = field(default_factory=dict)
     serving: dict[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Facts:
         return max(self.workers, key=own_seconds)
 
     @property
-    def servers(self) -> tuple[Member, ...]:
+    def servers(self) -> tuple[MemberRecord, ...]:
         return tuple(member for member in self.members if member.role == "server")
 
     @property
@@ -201,7 +201,7 @@ def _architecture(
 
 
 def _serving(
-    members: Sequence[Member], steps: dict[str, list[Step]], experiment: spec.Experiment
+    members: Sequence[MemberRecord], steps: dict[str, list[Step]], experiment: spec.Experiment
 ) -> dict[str, float]:
     count = max(own[-1].step + 1 for own in steps.values())
     dilation = experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
@@ -209,14 +209,14 @@ def _serving(
     return {n: s / count / dilation for n, s in busy.items() if isinstance(s, float)}
 
 
-def _least_available(run: RunFolder, members: Sequence[Member]) -> int | None:
+def _least_available(run: RunFolder, members: Sequence[MemberRecord]) -> int | None:
     samples = (sample.available_bytes for m in members for sample in run.series(m.name))
     return min((count for count in samples if count is not None), default=None)
 
 
 def _workers(
     steps: dict[str, list[Step]],
-    members: Sequence[Member],
+    members: Sequence[MemberRecord],
     warmup: int,
     architecture: spec.Architecture,
     holds: Callable[[int], bool],
@@ -308,7 +308,7 @@ def _begins(workers: Sequence[WorkerFacts]) -> int:
 
 
 def links(
-    experiment: spec.Experiment, members: Sequence[Member], given: str, step: int = -1
+    experiment: spec.Experiment, members: Sequence[MemberRecord], given: str, step: int = -1
 ) -> dict[str, spec.Link]:
     """The cable of each member's host; empty when nobody has said what it is.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import spec
-from paceline.record import Event, Member, RunFolder, Sample, Step, Summary
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, Sample, Step, Summary
 
 
 class ReadOnce(RunFolder):
@@ -26,7 +26,7 @@ class ReadOnce(RunFolder):
     def machine(self) -> dict[str, object]:
         return dict(self._once("machine", super().machine))
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[MemberRecord]:
         return list(self._once("members", super().members))
 
     def all_steps(self, member: str) -> list[Step]:
@@ -37,7 +37,7 @@ class ReadOnce(RunFolder):
         read = super().series
         return list(self._once(f"series of {member}", lambda: read(member)))
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[RecordedEvent]:
         return list(self._once("events", super().events))
 
     def _once(self, what: str, read: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ from paceline.launch.last_words import ECHO_SECONDS, Ending
 from paceline.launch.process import MemberCommand
 from paceline.protocol.placement import worker_of
 from paceline.protocol.plan import check, why_no_second_homes, written_shape
-from paceline.record import Event, RunFolder
+from paceline.record import RecordedEvent, RunFolder
 
 WHERE = "--on-loss"
 
@@ -110,7 +110,9 @@ class Losses:
             if name in told:
                 continue
             text = f"{name} was lost when nobody needed it any more"
-            event = Event(time_seconds=moment / dilation, member=name, kind="lost", text=text)
+            event = RecordedEvent(
+                time_seconds=moment / dilation, member=name, kind="lost", text=text
+            )
             self._folder.add_event(event)
             for member in self._folder.members():
                 if member.name == name:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from paceline import spec
 from paceline.errors import FaultError, SpecError, suggest
-from paceline.record import Event, RunFolder
+from paceline.record import RecordedEvent, RunFolder
 from paceline.record.following import StepCounter
 
 POSSIBLE = {
@@ -154,7 +154,9 @@ class Faults:
 
     def _note(self, fault: spec.Fault, steps: int, moment: float) -> None:
         text, member = f"fault: {fault.words}", fault.member
-        event = Event(time_seconds=moment, member=member, kind="fault", text=text, step=steps)
+        event = RecordedEvent(
+            time_seconds=moment, member=member, kind="fault", text=text, step=steps
+        )
         self._folder.add_event(event)
 
     def new_life(self) -> None:

@@ -28,7 +28,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True):
+class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about this host's network; a test makes its own."""
 
     addresses: Mapping[str, str]
@@ -43,7 +43,7 @@ def choose(
     *,
     towards: str,
     on_one_host: bool,
-    network: Network | None = None,
+    network: HostNetwork | None = None,
 ) -> Choice:
     """The address for this member: as told, or loopback, or on the way to host `towards`."""
     network = network or this_network()
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def this_network() -> Network:
+def this_network() -> HostNetwork:
     states = psutil.net_if_stats()
     addresses = {
         address.address: name
@@ -85,7 +85,7 @@ def this_network() -> Network:
         for address in listed
         if address.family == socket.AF_INET and name in states and states[name].isup
     }
-    return Network(addresses=addresses, route=source_towards)
+    return HostNetwork(addresses=addresses, route=source_towards)
 
 
 def source_towards(host: str) -> str | None:
@@ -96,7 +96,7 @@ def source_towards(host: str) -> str | None:
     return None
 
 
-def _as_told(told: str, network: Network) -> Choice:
+def _as_told(told: str, network: HostNetwork) -> Choice:
     by_name = {name: address for address, name in network.addresses.items()}
     address = by_name.get(told, told)
     if address not in network.addresses:
@@ -106,5 +106,5 @@ def _as_told(told: str, network: Network) -> Choice:
     return _choice(address, "PACELINE_ADDRESS says so", network)
 
 
-def _choice(address: str, why: str, network: Network) -> Choice:
+def _choice(address: str, why: str, network: HostNetwork) -> Choice:
     return Choice(address=address, interface=network.addresses.get(address, ""), why=why)

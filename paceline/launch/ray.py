@@ -39,7 +39,7 @@ PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "PYTHON")
 """How the variables begin that mean the same on another node. Ray sets CUDA's itself."""
 
 
-class Spot(msgspec.Struct, frozen=True, kw_only=True):
+class RayMember(msgspec.Struct, frozen=True, kw_only=True):
     """Where Ray has put one member."""
 
     host: str
@@ -60,7 +60,7 @@ class MemberActor:
         address = ray.util.get_node_ip_address()
         self._listener = socket.create_server((address, 0))
         self._reserved = reserve(address)
-        self._place = Spot(
+        self._place = RayMember(
             host=platform.node(),
             address=address,
             port=self._listener.getsockname()[1],
@@ -124,7 +124,7 @@ class MemberActor:
 class Placed:
     """Members that have their places on the cluster and wait to be started."""
 
-    def __init__(self, actors: Sequence[Any], places: Sequence[Spot], cores: int) -> None:
+    def __init__(self, actors: Sequence[Any], places: Sequence[RayMember], cores: int) -> None:
         self._actors, self.places = actors, places
         self.cores = cores
         """Cores that Ray keeps for each member."""
@@ -284,7 +284,7 @@ def placed(members: int, *, cores: int = 0, gpus: int = 0) -> Iterator[Placed]:
             options = {"num_cpus": cores, "num_gpus": gpus, "scheduling_strategy": strategy}
             actors.append(ray.remote(MemberActor).options(**options).remote())
         found = ray.get([actor.place.remote() for actor in actors], timeout=PLACE_SECONDS)
-        places = [msgspec.json.decode(place, type=Spot) for place in found]
+        places = [msgspec.json.decode(place, type=RayMember) for place in found]
         yield Placed(actors, places, cores)
     finally:
         ended = [actor.end.remote() for actor in actors]

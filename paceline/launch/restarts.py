@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from paceline.errors import MemberError, UserError
 from paceline.launch.failures import way_out
-from paceline.record import Event, RunFolder
+from paceline.record import RecordedEvent, RunFolder
 from paceline.record.lives import RESTART
 
 REFUSED = UserError.exit_status
@@ -43,5 +43,7 @@ def live(
         text = f"{why}; all members start again from the newest checkpoint"
         text += f", and would {times}" if left > 1 else ""
         now = time.monotonic() / dilation
-        folder.add_event(Event(time_seconds=now, member="launcher", kind=RESTART, text=text))
+        folder.add_event(
+            RecordedEvent(time_seconds=now, member="launcher", kind=RESTART, text=text)
+        )
         again()

@@ -22,7 +22,7 @@ PHASES = 10
 a busy server in crowds that a real cluster does not have."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class HostCell(msgspec.Struct, frozen=True, kw_only=True):
     """Some hosts of one class."""
 
     name: str
@@ -70,11 +70,11 @@ def cells_of(
     hot: Sequence[int],
     *,
     phases: int,
-) -> list[Cell]:
+) -> list[HostCell]:
     """Cells over all classes. `phases`: 1 where workers wait for one another in each step."""
     members = topology.workers + sum(len(seats) for seats in on_hosts)
     exact = members <= EXACT_MEMBERS
-    cells: list[Cell] = []
+    cells: list[HostCell] = []
     first = 0
     for of in topology.classes:
         seats_of = on_hosts[first : first + of.hosts]
@@ -85,7 +85,7 @@ def cells_of(
         for part in parts:
             in_host = min(of.workers, phases) if of.workers else 1
             cells.append(
-                Cell(
+                HostCell(
                     name=f"{of.name}.{len(cells)}",
                     of=of,
                     hosts=len(part),

@@ -10,7 +10,7 @@ from paceline import spec
 from paceline.spec.architecture import Compression
 
 
-class Codec(msgspec.Struct, frozen=True, kw_only=True):
+class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
     """One way to send a gradient."""
 
     sent_fraction: float = 1.0
@@ -30,17 +30,17 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         return size_bytes / (self.decoding_rate * speed) if self.decoding_rate else 0.0
 
 
-CODECS: dict[Compression, Codec] = {
-    "none": Codec(),
-    "fp16": Codec(sent_fraction=0.5, encoding_rate=4.0e9, decoding_rate=10e9),
-    "bf16": Codec(sent_fraction=0.5, encoding_rate=3.6e9, decoding_rate=10e9),
-    "int8": Codec(sent_fraction=0.251, encoding_rate=2.0e9, decoding_rate=7e9),
-    "topk": Codec(encoding_rate=0.5e9, decoding_rate=10e9),
+CODECS: dict[Compression, CodecCost] = {
+    "none": CodecCost(),
+    "fp16": CodecCost(sent_fraction=0.5, encoding_rate=4.0e9, decoding_rate=10e9),
+    "bf16": CodecCost(sent_fraction=0.5, encoding_rate=3.6e9, decoding_rate=10e9),
+    "int8": CodecCost(sent_fraction=0.251, encoding_rate=2.0e9, decoding_rate=7e9),
+    "topk": CodecCost(encoding_rate=0.5e9, decoding_rate=10e9),
 }
 """`topk` sends what its own fraction says: of each number that travels its place too."""
 
 
-def codec_of(architecture: spec.Architecture) -> Codec:
+def codec_of(architecture: spec.Architecture) -> CodecCost:
     """How this architecture sends gradients to servers."""
     if not isinstance(architecture, spec.Server):
         return CODECS["none"]

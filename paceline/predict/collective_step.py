@@ -11,7 +11,7 @@ from statistics import fmean
 
 from paceline import spec
 from paceline.predict.collectives import all_reduce_seconds, host_sum_seconds
-from paceline.predict.outcome import Outcome, Work, paces_of, slowest, wait_seconds
+from paceline.predict.outcome import Outcome, WorkerLoad, paces_of, slowest, wait_seconds
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
@@ -22,10 +22,10 @@ from paceline.protocol.collectives import (
     SHAPES,
     WEIGHTS,
     AverageMachine,
+    LocalStepTaken,
     Made,
     Reduced,
     RingMachine,
-    Trained,
 )
 from paceline.units import format_bytes
 
@@ -139,7 +139,11 @@ def _leaders(topology: Topology) -> Topology:
 
 
 def _exposed(
-    work: Work, exchange: _Exchange, stack: Stack, kind: spec.Architecture, constants: Constants
+    work: WorkerLoad,
+    exchange: _Exchange,
+    stack: Stack,
+    kind: spec.Architecture,
+    constants: Constants,
 ) -> tuple[float, float]:
     """Seconds of the exchange after backward, and seconds the links are busy in all.
 
@@ -172,7 +176,7 @@ def _in_order(
 def _sums_of_round(
     kind: spec.Average,
     optimizer: spec.Optimizer,
-    work: Work,
+    work: WorkerLoad,
     exchange: _Exchange,
     constants: Constants,
 ) -> dict[int, float]:
@@ -197,7 +201,7 @@ def _between_rounds(
     for step in range(2 * kind.every):
         began = now if step == kind.every else began
         now += compute_seconds
-        actions = machine.handle(Trained())
+        actions = machine.handle(LocalStepTaken())
         while True:
             for action in actions:
                 if isinstance(action, AllReduce):
@@ -210,7 +214,7 @@ def _between_rounds(
     return max(0.0, (now - began) / kind.every - compute_seconds)
 
 
-def made_in(work: Work) -> list[tuple[float, int]]:
+def made_in(work: WorkerLoad) -> list[tuple[float, int]]:
     """For each layer, the last first: when backward has made its gradients, and their bytes."""
     made: list[tuple[float, int]] = []
     at = 0.0

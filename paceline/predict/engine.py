@@ -12,7 +12,7 @@ from paceline.launch.faults import check_faults
 from paceline.predict.answer import Predicted, predict
 from paceline.predict.codecs import codec_of
 from paceline.predict.devices import profile_for
-from paceline.predict.outcome import Outcome, Pace
+from paceline.predict.outcome import ClassStep, Outcome
 from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares, worker_of
 from paceline.protocol.plan import Shape, placement_of
@@ -58,7 +58,9 @@ def _basis(experiment: spec.Experiment) -> str:
 
 
 def _note(folder: RunFolder, text: str) -> None:
-    folder.add_event(record.Event(time_seconds=0.0, member="predict", kind="note", text=text))
+    folder.add_event(
+        record.RecordedEvent(time_seconds=0.0, member="predict", kind="note", text=text)
+    )
 
 
 def _write_members(
@@ -68,7 +70,7 @@ def _write_members(
     for role in ("worker", "server"):
         for index, (sent, received) in enumerate(_traffic(experiment, role)[:WRITTEN_MEMBERS]):
             name = f"{role}{index}"
-            member = record.Member(
+            member = record.MemberRecord(
                 name=name,
                 role=role,
                 host=hosts[name],
@@ -86,11 +88,11 @@ def _write_members(
         _note(folder, f"{left} more workers behave like these and have no files of their own")
 
 
-def _typical(outcome: Outcome) -> Pace:
-    return Pace(workers=0, step_seconds=outcome.step_seconds, phases=outcome.phases)
+def _typical(outcome: Outcome) -> ClassStep:
+    return ClassStep(workers=0, step_seconds=outcome.step_seconds, phases=outcome.phases)
 
 
-def _pace_of(outcome: Outcome, worker: int) -> Pace:
+def _pace_of(outcome: Outcome, worker: int) -> ClassStep:
     """How fast this worker goes: workers are numbered in the order of hosts."""
     for pace in outcome.paces:
         if worker < pace.workers:
@@ -138,7 +140,7 @@ def _traffic_of_one(experiment: spec.Experiment, role: str, workers: int) -> tup
 
 
 def _write_series(
-    folder: RunFolder, name: str, pace: Pace, steps: int, moved: tuple[int, int]
+    folder: RunFolder, name: str, pace: ClassStep, steps: int, moved: tuple[int, int]
 ) -> None:
     """What the member's cable carried, a sample for each step."""
     samples = [
@@ -153,7 +155,7 @@ def _write_series(
 
 
 def _write_steps(
-    folder: RunFolder, experiment: spec.Experiment, name: str, pace: Pace, steps: int
+    folder: RunFolder, experiment: spec.Experiment, name: str, pace: ClassStep, steps: int
 ) -> None:
     workers = experiment.cluster.workers
     samples = experiment.workload.global_batch_for(workers) // workers

@@ -13,14 +13,14 @@ from functools import partial
 from itertools import pairwise
 
 from paceline import spec
-from paceline.predict.cells import Cell
+from paceline.predict.cells import HostCell
 from paceline.predict.clock import Clock
-from paceline.predict.codecs import Codec, codec_of
+from paceline.predict.codecs import CodecCost, codec_of
 from paceline.predict.dealing import Lot
 from paceline.predict.device import Device, LayerTime
 from paceline.predict.host_sums import HostSums
 from paceline.predict.links import WINDOW_BYTES, Links
-from paceline.predict.outcome import Work
+from paceline.predict.outcome import WorkerLoad
 from paceline.predict.pulling import PullingWorker
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
@@ -46,11 +46,11 @@ urgent ones from queueing."""
 INSIDE = "links in the host"
 
 
-class Group:
+class CellGroup:
     """Workers of one cell that do everything at the same time."""
 
     def __init__(
-        self, index: int, cell: Cell, workers_per_host: float, devices: int, work: Work
+        self, index: int, cell: HostCell, workers_per_host: float, devices: int, work: WorkerLoad
     ) -> None:
         self.index, self.cell, self.work = index, cell, work
         self.workers_per_host = workers_per_host
@@ -71,7 +71,7 @@ class Group:
 class SeatGroup:
     """Seats on the hosts of some cells: `count` places that serve alike."""
 
-    def __init__(self, index: int, cells: Sequence[Cell], count: int, member: str) -> None:
+    def __init__(self, index: int, cells: Sequence[HostCell], count: int, member: str) -> None:
         self.index, self.cells, self.count, self.member = index, cells, count, member
         self.hosts = sum(cell.hosts for cell in cells)
 
@@ -84,7 +84,7 @@ class ClusterRoads:
         clock: Clock,
         topology: Topology,
         constants: Constants,
-        groups: Sequence[Group],
+        groups: Sequence[CellGroup],
         seats: Sequence[SeatGroup],
         unevenness: float,
         held_bytes: float,
@@ -169,10 +169,10 @@ class ClusterCosts:
         self,
         stack: Stack,
         constants: Constants,
-        groups: Sequence[Group],
+        groups: Sequence[CellGroup],
         seats: Sequence[SeatGroup],
         lots: Sequence[Lot],
-        codec: Codec,
+        codec: CodecCost,
         state_numbers: int,
     ) -> None:
         """`state_numbers`: what the optimizer keeps for each weight."""
@@ -228,7 +228,7 @@ class Job:
         topology: Topology,
         stack: Stack,
         constants: Constants,
-        groups: Sequence[Group],
+        groups: Sequence[CellGroup],
         seats: Sequence[SeatGroup],
         lots: Sequence[Lot],
         plan: Plan,
@@ -267,7 +267,7 @@ class Job:
         owners = [plan.seats[owner].member for owner in plan.owners]
         return PullingWorker(worker, owners, self._random)
 
-    def _device(self, group: Group, plan: Plan) -> Device:
+    def _device(self, group: CellGroup, plan: Plan) -> Device:
         world, work = self._job.members[group.name], group.work
         layers = [LayerTime(forward, backward) for forward, backward, _ in work.layers]
         device = world.device = Device(plan, world.member, self.clock, layers)

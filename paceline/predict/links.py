@@ -41,7 +41,7 @@ of it, one with half of it or less with half: finer steps cost time and change n
 NOBODY = np.zeros(1, dtype=bool)
 
 
-class Link:
+class VirtualLink:
     """One direction of a cable."""
 
     def __init__(
@@ -64,7 +64,7 @@ class _Message:
 class _Connection:
     """Messages on one way; the first is under way."""
 
-    def __init__(self, name: Hashable, row: int, links: dict[Link, float]) -> None:
+    def __init__(self, name: Hashable, row: int, links: dict[VirtualLink, float]) -> None:
         self.name, self.row, self.links = name, row, links
         """Links with how many alike this connection stands for on each."""
         self.latency_seconds = sum(link.latency_seconds for link in links)
@@ -86,7 +86,7 @@ class Links:
         """`held_bytes`: so much of a connection's queue has departed for whoever sent it, though it
         has not left: the kernel has it."""
         self._clock, self._held_bytes = clock, held_bytes
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, VirtualLink] = {}
         self._connections: dict[Hashable, _Connection] = {}
         self._rows: list[_Connection] = []
         self._weights: Numbers = np.zeros((0, 0))
@@ -107,12 +107,12 @@ class Links:
 
     def add(self, name: str, bytes_per_second: float, latency_seconds: float = 0.0) -> None:
         """Lay a link; its name is used in paths."""
-        self._links[name] = Link(name, len(self._links), bytes_per_second, latency_seconds)
+        self._links[name] = VirtualLink(name, len(self._links), bytes_per_second, latency_seconds)
 
-    def link(self, name: str) -> Link:
+    def link(self, name: str) -> VirtualLink:
         return self._links[name]
 
-    def all(self) -> dict[str, Link]:
+    def all(self) -> dict[str, VirtualLink]:
         """Every link by name."""
         return dict(self._links)
 

@@ -35,7 +35,7 @@ def rate_text(samples_per_second: float) -> str:
     return f"{samples_per_second:.4g}"
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class ClassStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step of the workers of one class of hosts."""
 
     workers: int
@@ -57,11 +57,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     """Things that happened on the virtual clock: what the prediction cost."""
 
-    paces: tuple[Pace, ...] = ()
+    paces: tuple[ClassStep, ...] = ()
     """For each class of hosts with workers, in order; none where all are alike."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker of one class computes in a step, layer by layer, and what that costs beside."""
 
     layers: tuple[tuple[float, float, int], ...]
@@ -98,7 +98,7 @@ def expected_max(count: float) -> float:
 
 def work_of(
     experiment: spec.Experiment, of: HostClass, topology: Topology, constants: Constants
-) -> Work:
+) -> WorkerLoad:
     """A worker's step on a host of this class, without anything it waits for."""
     profile: DeviceProfile = profile_for(experiment, of.device, constants.layer_overhead_seconds)
     workers = topology.workers
@@ -113,7 +113,7 @@ def work_of(
     memory = MEMORY_BYTES_PER_SECOND.get(of.device, 400e9)
     wrapping = constants.copy_passes * profile.parameter_bytes / memory
     wrapping += constants.tensor_seconds * len(layers)
-    return Work(
+    return WorkerLoad(
         layers=layers,
         names=tuple(layer.name for layer in profile.layers),
         update_seconds=wrapping if is_distributed(experiment) else 0.0,
@@ -140,7 +140,7 @@ def _input_seconds(
     return busy * share * (1 - 1 / of.workers)
 
 
-def slowest(experiment: spec.Experiment, topology: Topology, constants: Constants) -> Work:
+def slowest(experiment: spec.Experiment, topology: Topology, constants: Constants) -> WorkerLoad:
     """The class that everybody waits for where everybody waits."""
     works = [work_of(experiment, c, topology, constants) for c in topology.computing]
     return max(works, key=lambda work: work.busy_seconds)
@@ -153,7 +153,7 @@ def paces_of(
     step_of: Callable[[HostClass], float],
     *,
     together: bool,
-) -> tuple[Pace, ...]:
+) -> tuple[ClassStep, ...]:
     """What the workers of each class do in a step; where all wait for all, the quick ones wait."""
     if len(topology.computing) == 1:
         return ()
@@ -172,12 +172,12 @@ def paces_of(
             "update": work.update_seconds,
             "wait": wait,
         }
-        paces.append(Pace(workers=of.hosts * of.workers, step_seconds=step, phases=phases))
+        paces.append(ClassStep(workers=of.hosts * of.workers, step_seconds=step, phases=phases))
     return tuple(paces)
 
 
 def wait_seconds(
-    work: Work, layer_jitter_fraction: float, workers: int, constants: Constants
+    work: WorkerLoad, layer_jitter_fraction: float, workers: int, constants: Constants
 ) -> float:
     """How much longer than the typical worker the slowest of `workers` takes.
 

@@ -20,7 +20,7 @@ from paceline.errors import ExchangeError, SpecError
 from paceline.predict.clock import Clock
 from paceline.predict.collectives import all_reduce_seconds
 from paceline.predict.devices import profile_for
-from paceline.predict.outcome import Outcome, Pace, Work, wait_seconds
+from paceline.predict.outcome import ClassStep, Outcome, WorkerLoad, wait_seconds
 from paceline.predict.stacks import Constants, Stack, expected, find_stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology, rate_of, topology_of
@@ -48,7 +48,7 @@ def known_units() -> dict[str, ModelUnits]:
     return msgspec.json.decode(UNITS.read_bytes(), type=dict[str, ModelUnits])
 
 
-class Stage(NamedTuple):
+class StageCost(NamedTuple):
     forward_seconds: float
     backward_seconds: float
     parameter_bytes: int
@@ -190,11 +190,11 @@ def pipeline_step(
     )
 
 
-def _pace(load: Work, phases: Mapping[str, float], step: float) -> Pace:
+def _pace(load: WorkerLoad, phases: Mapping[str, float], step: float) -> ClassStep:
     """A worker's own part of a step: what its stages leave of it, it waits."""
     own = {**phases, "forward": load.forward_seconds, "backward": load.backward_seconds}
     own["wait"] = max(0.0, step - sum(own.values()) + own["wait"])
-    return Pace(workers=1, step_seconds=step, phases=own)
+    return ClassStep(workers=1, step_seconds=step, phases=own)
 
 
 def moved_bytes(experiment: spec.Experiment) -> list[tuple[int, int]]:
@@ -224,7 +224,7 @@ def stages_of(
     pipe: Pipe,
     of: HostClass,
     constants: Constants,
-) -> list[Stage]:
+) -> list[StageCost]:
     """Cut as the run cuts: the slowest stage as fast as can be."""
     from paceline.protocol.partition import UnitCost, cut, too_few  # it loads torch
 
@@ -253,7 +253,7 @@ def stages_of(
     return [_joined(units[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
-def _units(profile: DeviceProfile, scale: float, samples: float) -> list[Stage]:
+def _units(profile: DeviceProfile, scale: float, samples: float) -> list[StageCost]:
     """The profile's layers gathered into units; one without a unit's name goes with the last."""
     known = known_units().get(profile.model)
     if known is None:
@@ -271,7 +271,7 @@ def _units(profile: DeviceProfile, scale: float, samples: float) -> list[Stage]:
     # Pictures of another size hand on in proportion; the last layers, which do not, hand on little.
     size = ELEMENT_BYTES * samples * math.prod(profile.input_shape) / math.prod(known.input_shape)
     return [
-        Stage(forward * scale, backward * scale, round(weight), handed * size)
+        StageCost(forward * scale, backward * scale, round(weight), handed * size)
         for (forward, backward, weight), (_, handed) in zip(times, known.units, strict=True)
     ]
 
@@ -280,8 +280,8 @@ def _is_in(layer: str, unit: str) -> bool:
     return layer == unit or layer.startswith(f"{unit}.")
 
 
-def _joined(units: Sequence[Stage]) -> Stage:
-    return Stage(
+def _joined(units: Sequence[StageCost]) -> StageCost:
+    return StageCost(
         sum(unit.forward_seconds for unit in units),
         sum(unit.backward_seconds for unit in units),
         sum(unit.parameter_bytes for unit in units),
@@ -290,7 +290,7 @@ def _joined(units: Sequence[Stage]) -> Stage:
 
 
 def _handing(
-    stages: Sequence[Stage], topology: Topology, constants: Constants
+    stages: Sequence[StageCost], topology: Topology, constants: Constants
 ) -> Callable[[int, int, Turn], float]:
     """Neighbours on one host hand on inside it, others over their cables."""
     each = max(c.workers for c in topology.computing)
@@ -309,7 +309,7 @@ def _handing(
 
 def _sum_seconds(
     pipe: Pipe,
-    stages: Sequence[Stage],
+    stages: Sequence[StageCost],
     replicas: int,
     topology: Topology,
     stack: Stack,
@@ -333,11 +333,11 @@ def _sum_seconds(
     return all_reduce_seconds(largest, among, constants, stack.algorithms)
 
 
-def _load(pipe: Pipe, stages: Sequence[Stage], place: int) -> Work:
+def _load(pipe: Pipe, stages: Sequence[StageCost], place: int) -> WorkerLoad:
     """What a worker computes in a step."""
     own = [stage for number, stage in enumerate(stages) if pipe.owner(number) == place]
     times = pipe.microbatches
-    return Work(
+    return WorkerLoad(
         layers=tuple(
             (times * s.forward_seconds, times * s.backward_seconds, s.parameter_bytes) for s in own
         ),

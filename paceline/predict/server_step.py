@@ -5,10 +5,10 @@ import math
 import msgspec
 
 from paceline import spec
-from paceline.predict.cells import EXACT_MEMBERS, PHASES, Cell, cells_of, lay_out
+from paceline.predict.cells import EXACT_MEMBERS, PHASES, HostCell, cells_of, lay_out
 from paceline.predict.dealing import Lot, deal, hot_seats, merge
-from paceline.predict.exchange import INSIDE, MOST_STEPS, Group, Job, SeatGroup
-from paceline.predict.outcome import Outcome, Pace, Work, paces_of, wait_seconds, work_of
+from paceline.predict.exchange import INSIDE, MOST_STEPS, CellGroup, Job, SeatGroup
+from paceline.predict.outcome import ClassStep, Outcome, WorkerLoad, paces_of, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import Topology
@@ -99,8 +99,8 @@ def server_step(
 class _Dealt(msgspec.Struct, frozen=True, kw_only=True):
     """What travels, and the cells and seats it travels between."""
 
-    cells: list[Cell]
-    seats: list[tuple[tuple[Cell, ...], int]]
+    cells: list[HostCell]
+    seats: list[tuple[tuple[HostCell, ...], int]]
     """Groups of seats that serve alike: the cells they stand in, and how many they are."""
 
     lots: list[Lot]
@@ -135,7 +135,7 @@ def _chunked(
     experiment: spec.Experiment,
     topology: Topology,
     stack: Stack,
-    work: Work,
+    work: WorkerLoad,
     on_hosts: list[list[int]],
     shares: list[float],
     phases: int,
@@ -147,7 +147,7 @@ def _chunked(
     least = 0 if wanted else sum(sizes) // most_chunks
     cells = cells_of(topology, on_hosts, (), phases=phases)
     collapsed = len(cells) < len(on_hosts)
-    alike: list[tuple[tuple[Cell, ...], tuple[int, ...]]] = [
+    alike: list[tuple[tuple[HostCell, ...], tuple[int, ...]]] = [
         ((cell,), (seat,)) for cell in cells for seat in cell.seats
     ]
     if collapsed:
@@ -169,7 +169,7 @@ def _chunked(
 def _whole(
     topology: Topology,
     stack: Stack,
-    work: Work,
+    work: WorkerLoad,
     on_hosts: list[list[int]],
     shares: list[float],
     phases: int,
@@ -182,7 +182,7 @@ def _whole(
     exact = len(cells) == len(on_hosts)
     alone = [c for c in cells if c.seats and (exact or not set(hot).isdisjoint(c.seats))]
     rest = tuple(cell for cell in cells if cell.seats and cell not in alone)
-    at: list[tuple[Cell, ...]] = [(cell,) for cell in alone] + ([rest] if rest else [])
+    at: list[tuple[HostCell, ...]] = [(cell,) for cell in alone] + ([rest] if rest else [])
     seats = [(own, sum(len(cell.seats) for cell in own)) for own in at]
     group_of = {s: i for i, own in enumerate(at) for cell in own for s in cell.seats}
     seconds = [forward + backward for forward, backward, _ in work.layers]
@@ -197,7 +197,7 @@ def _unevenness(total_bytes: int, seats: int) -> float:
     return math.ceil(chunks / seats) / (chunks / seats)
 
 
-def _seats(dealt: _Dealt, groups: list[Group]) -> list[SeatGroup]:
+def _seats(dealt: _Dealt, groups: list[CellGroup]) -> list[SeatGroup]:
     """Groups of seats; one that a single worker holds is in that worker's process."""
     holders = {
         cell.name: [group for group in groups if group.cell is cell and group.count == 1]
@@ -217,7 +217,7 @@ def _plan(
     stack: Stack,
     dealt: _Dealt,
     seat_groups: list[SeatGroup],
-    groups: list[Group],
+    groups: list[CellGroup],
 ) -> Plan:
     """What the machines go by; seats that serve alike are one seat, and groups are workers."""
     options = experiment.architecture.serving
@@ -254,11 +254,11 @@ def _groups(
     experiment: spec.Experiment,
     topology: Topology,
     constants: Constants,
-    cells: list[Cell],
+    cells: list[HostCell],
     *,
     leaders: bool,
-) -> list[Group]:
-    groups: list[Group] = []
+) -> list[CellGroup]:
+    groups: list[CellGroup] = []
     for cell in cells:
         if not cell.of.workers:
             continue
@@ -266,7 +266,7 @@ def _groups(
         for _ in range(1 if leaders else cell.phases):
             per_host = 1.0 if leaders else cell.group_workers
             devices = cell.of.workers if leaders else 1
-            groups.append(Group(len(groups), cell, per_host, devices, work))
+            groups.append(CellGroup(len(groups), cell, per_host, devices, work))
     return groups
 
 
@@ -274,10 +274,10 @@ def _outcome(
     experiment: spec.Experiment,
     topology: Topology,
     job: Job,
-    typical: Group,
+    typical: CellGroup,
     step: float,
     late: float,
-    paces: tuple[Pace, ...],
+    paces: tuple[ClassStep, ...],
 ) -> Outcome:
     work = typical.work
     phases = {

@@ -36,7 +36,7 @@ from paceline.protocol.messages import (
     Settings,
 )
 from paceline.protocol.plan import Plan
-from paceline.protocol.steps import SettingsBook, Slot, Step, WorkQueue
+from paceline.protocol.steps import PendingGradients, SettingsBook, Slot, WorkQueue
 
 
 class Chunks:
@@ -192,7 +192,7 @@ class Chunks:
         self._wait(slot, index, push, late=False)
         step = slot.steps.get(index)
         if step is None:
-            step = slot.steps[index] = Step()
+            step = slot.steps[index] = PendingGradients()
         step.pushes[push.worker] = push
         is_counted = self.rules.whole and index >= self._losses.gathered
         if is_counted and self.roster.expected(index) <= step.pushes.keys():
@@ -294,7 +294,7 @@ class Chunks:
         chosen = self._chosen.get(index)
         return None if chosen is None else chosen & self.roster.expected(index)
 
-    def _complete(self, slot: Slot) -> Step | None:
+    def _complete(self, slot: Slot) -> PendingGradients | None:
         """The open step of a chunk, if all that it waits for is there."""
         index, step = slot.closed, slot.steps.get(slot.closed)
         if index >= self._admission.limit:
@@ -307,14 +307,14 @@ class Chunks:
         if step is None:
             # All who would have made it were lost: an empty step, so that others can go on.
             named = self.rules.mode != "async" and bool(self.roster.present)
-            return Step() if named and not needed else None
+            return PendingGradients() if named and not needed else None
         return step if needed <= step.pushes.keys() else None
 
     def _may_close(self, index: int) -> bool:
         """Where steps close as a whole: every seat has all gradients of this one."""
         return index < self._losses.sealed
 
-    def _committing(self, index: int, step: Step) -> list[int]:
+    def _committing(self, index: int, step: PendingGradients) -> list[int]:
         """Workers that must say with which scale the step is updated. Those who joined follow the
         others, and may fail before they have said so."""
         expected, lost = self.roster.expected(index), self.roster.is_lost
@@ -322,7 +322,7 @@ class Chunks:
         there = [worker for worker in holders if not lost(worker)]
         return [worker for worker in there if not self.roster.has_joined(worker)] or there
 
-    def _needed_commits(self, index: int, step: Step) -> dict[int, Commit] | None:
+    def _needed_commits(self, index: int, step: PendingGradients) -> dict[int, Commit] | None:
         """The commits a step needs to be updated; None while one is missing."""
         if not any(push.hold for push in step.pushes.values()):
             return {}
@@ -332,7 +332,9 @@ class Chunks:
             return None
         return commits
 
-    def _decide(self, chunk: int, index: int, step: Step, commits: dict[int, Commit]) -> Work:
+    def _decide(
+        self, chunk: int, index: int, step: PendingGradients, commits: dict[int, Commit]
+    ) -> Work:
         first = self._guide(step, commits)
         scale, settings = 1.0, None
         if first is not None:
@@ -346,7 +348,7 @@ class Chunks:
         parts = self._parts(index, step)
         return Work(kind, chunk, index, parts, settings, scale, rate, step.absent())
 
-    def _guide(self, step: Step, commits: dict[int, Commit]) -> Push | None:
+    def _guide(self, step: PendingGradients, commits: dict[int, Commit]) -> Push | None:
         """Whose settings a step goes by: of those who have said them, which one that was lost may
         not have, one who was there from the start; where workers differ, who brings a gradient."""
 
@@ -357,7 +359,7 @@ class Chunks:
         return min(step.pushes.values(), key=order, default=None)
 
     def _scale(
-        self, index: int, step: Step, commits: dict[int, Commit], told: Push | Commit
+        self, index: int, step: PendingGradients, commits: dict[int, Commit], told: Push | Commit
     ) -> float:
         """Those who joined later follow the others."""
         founders = [c.scale for c in commits.values() if not step.pushes[c.worker].generation]
@@ -369,14 +371,14 @@ class Chunks:
             )
         return told.scale if isinstance(told, Commit) else 1.0
 
-    def _parts(self, index: int, step: Step) -> tuple[Part, ...]:
+    def _parts(self, index: int, step: PendingGradients) -> tuple[Part, ...]:
         has_left = self.rules.waits_for_all and self.roster.lacks(index, self.rules.cut_steps)
         return step.parts(lacking=has_left or self._losses.lacks(index))
 
     def _check_alike(
         self,
         index: int,
-        step: Step,
+        step: PendingGradients,
         commits: dict[int, Commit],
         settings: list[Settings] | None,
     ) -> None:
@@ -385,7 +387,7 @@ class Chunks:
             if push.generation == 0 and not self.roster.is_lost(worker):
                 self._settings.check_alike(worker, commits.get(worker, push), settings, index)
 
-    def _rate_factor(self, index: int, step: Step) -> float:
+    def _rate_factor(self, index: int, step: PendingGradients) -> float:
         """One over 1 + the updates that the weights of this step's gradients lacked, on average."""
         if not self.rules.staleness_aware:
             return 1.0

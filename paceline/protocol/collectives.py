@@ -80,7 +80,7 @@ class Settle(Event, frozen=True, gc=False):
     """The script looks at the weights: all workers must agree on them, out of turn if need be."""
 
 
-class Trained(Event, frozen=True, gc=False):
+class LocalStepTaken(Event, frozen=True, gc=False):
     """One local step was taken."""
 
 
@@ -149,9 +149,9 @@ class AverageMachine:
 
     def handle(self, event: Message | Event) -> list[Action]:
         match event:
-            case Trained() | Settle() if self.waits:
+            case LocalStepTaken() | Settle() if self.waits:
                 raise ExchangeError("a worker went on while the weights were being averaged.")
-            case Trained():
+            case LocalStepTaken():
                 self.step += 1
                 self.agreed = False
                 return self._begin(self.step) if self.step % self._every == 0 else []
@@ -222,7 +222,7 @@ class Summed(Message, frozen=True, array_like=True, tag=True, gc=False):
     step: int
 
 
-class Shared(Message, frozen=True, array_like=True, tag=True, gc=False):
+class SumShared(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The leader has the sum over all hosts where the others can read it."""
 
     bucket: int
@@ -312,7 +312,7 @@ class HybridMachine:
                 return self._count_summed(event)
             case Reduced():
                 return self._share(event.bucket)
-            case Shared() if event.step == self.step:
+            case SumShared() if event.step == self.step:
                 return self._usable(event.bucket)
         raise ExchangeError(f"a worker of a host cannot handle {event!r}.")
 
@@ -344,7 +344,7 @@ class HybridMachine:
         return actions
 
     def _share(self, bucket: int) -> list[Action]:
-        return [*self._to_mates(Shared(bucket, self.step)), *self._usable(bucket)]
+        return [*self._to_mates(SumShared(bucket, self.step)), *self._usable(bucket)]
 
     def _usable(self, bucket: int) -> list[Action]:
         usable = Usable(bucket, self.step + 1)

@@ -12,7 +12,7 @@ from paceline.protocol.messages import Commit, Configure, Push, Settings
 from paceline.protocol.plan import Plan
 
 
-class Step:
+class PendingGradients:
     """The gradients of one chunk and step that have come so far."""
 
     __slots__ = ("measured", "pushes")
@@ -56,7 +56,7 @@ class Slot:
         """Updates done."""
         self.closed = version
         """Updates decided: those still waiting their turn too."""
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, PendingGradients] = {}
         self.seen: dict[int, int] = {}
         """Worker -> the step of its last push: what is not above it came before."""
         self.waiting: dict[int, tuple[int, Push, bool]] = {}

@@ -2,9 +2,9 @@
 
 from paceline.record.entries import (
     PHASES,
-    Event,
     Loss,
-    Member,
+    MemberRecord,
+    RecordedEvent,
     Sample,
     Step,
     StepSeconds,
@@ -35,10 +35,10 @@ from paceline.record.traffic import MemberTraffic, per_step
 __all__ = [
     "FORMAT_VERSION",
     "PHASES",
-    "Event",
     "Loss",
-    "Member",
+    "MemberRecord",
     "MemberTraffic",
+    "RecordedEvent",
     "RunFolder",
     "Sample",
     "Step",

@@ -30,7 +30,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint was made with, as far as it matters for going on."""
 
     model: str
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The step that comes next."""
 
     files: dict[str, File]
-    facts: Facts
+    facts: TrainingFacts
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +71,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return self.path.with_name(name) if name in self.manifest.files else None
 
 
-def facts_of(experiment: spec.Experiment) -> Facts:
+def facts_of(experiment: spec.Experiment) -> TrainingFacts:
     workload, workers = experiment.workload, experiment.cluster.workers
-    return Facts(
+    return TrainingFacts(
         model=workload.model,
         data=workload.data,
         optimizer=workload.optimizer.name,
@@ -185,7 +185,7 @@ def differences(found: Found, experiment: spec.Experiment) -> Iterator[str]:
         yield from _of_architecture(found, was, now)
 
 
-def _of_architecture(found: Found, was: Facts, now: Facts) -> Iterator[str]:
+def _of_architecture(found: Found, was: TrainingFacts, now: TrainingFacts) -> Iterator[str]:
     before, after = (f"{facts.architecture} with {facts.workers} workers" for facts in (was, now))
     text = f"the checkpoint is of {before}, and this run is {after}: "
     own = any(name.count(".") > 1 for name in found.manifest.files)

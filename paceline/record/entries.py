@@ -86,7 +86,7 @@ TRACED = "traced"
 """Kind of the event that tells of a step that TensorFlow compiles anew, again and again."""
 
 
-class Event(Entry, kw_only=True):
+class RecordedEvent(Entry, kw_only=True):
     """Something worth a line: a member lost, a fallback taken, a link changed."""
 
     time_seconds: float
@@ -98,7 +98,7 @@ class Event(Entry, kw_only=True):
     """Of a lost worker: how many samples nobody has trained on because of it."""
 
 
-class Member(Entry, kw_only=True):
+class MemberRecord(Entry, kw_only=True):
     """What one member was and did in all."""
 
     name: str
@@ -167,7 +167,7 @@ class Summary(Entry, kw_only=True):
     architecture: str
     workers: int
     servers: int
-    members: list[Member]
+    members: list[MemberRecord]
     script: str | None = None
     """The user's own program with its arguments; what it trains, and on what, only it knows."""
 

@@ -26,7 +26,7 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import RecordError
-from paceline.record.entries import Event, Member, Sample, Step, Summary
+from paceline.record.entries import MemberRecord, RecordedEvent, Sample, Step, Summary
 from paceline.record.lives import RESTART, joined
 from paceline.record.machine import describe
 from paceline.record.state import Launcher, is_gone, this_process
@@ -88,7 +88,7 @@ class RunFolder:
             file.write(msgspec.json.encode(short))
             file.truncate()
 
-    def write_member(self, member: Member) -> None:
+    def write_member(self, member: MemberRecord) -> None:
         content = msgspec.json.format(msgspec.json.encode(member), indent=1)
         self.write(f"members/{member.name}.json", content)
 
@@ -103,7 +103,7 @@ class RunFolder:
     def _write_lines(self, name: str, entries: Sequence[Step | Sample]) -> None:
         self.write(name, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: RecordedEvent) -> None:
         path = self.path / "events.jsonl"
         try:
             with path.open("ab") as file:
@@ -133,10 +133,10 @@ class RunFolder:
     def machine(self) -> dict[str, object]:
         return _decode(self.path / "machine.json", dict[str, object])
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[MemberRecord]:
         """Every member that got as far as writing its file, workers first, in order of number."""
         files = (self.path / "members").glob("*.json")
-        members = [_decode(file, Member) for file in files if not file.name.startswith(".")]
+        members = [_decode(file, MemberRecord) for file in files if not file.name.startswith(".")]
         return sorted(members, key=lambda member: (member.role != "worker", _number(member.name)))
 
     def wait_for_members(self, deadline_seconds: float = 10.0) -> None:
@@ -160,8 +160,8 @@ class RunFolder:
     def series(self, member: str) -> list[Sample]:
         return list(_lines(self.path / "members" / f"{member}.series.jsonl", Sample))
 
-    def events(self) -> list[Event]:
-        return list(_lines(self.path / "events.jsonl", Event))
+    def events(self) -> list[RecordedEvent]:
+        return list(_lines(self.path / "events.jsonl", RecordedEvent))
 
 
 def open_folder(path: Path) -> RunFolder:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.errors import Interrupted, MemberError, RecordError
-from paceline.record.entries import Event, Step
+from paceline.record.entries import RecordedEvent, Step
 from paceline.record.folder import RunFolder
 from paceline.record.script import warning
 from paceline.record.summary import summarise
@@ -76,7 +76,7 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
                 self._folder.write_member(member)
 
     def _add(self, member: str, kind: str, text: str) -> None:
-        event = Event(time_seconds=self._now(), member=member, kind=kind, text=text)
+        event = RecordedEvent(time_seconds=self._now(), member=member, kind=kind, text=text)
         self._folder.add_event(event)
 
     def _now(self) -> float:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from paceline import spec
-from paceline.record.entries import Member
+from paceline.record.entries import MemberRecord
 
 
 def warning(
-    experiment: spec.Experiment, members: Sequence[Member], steps: Mapping[str, int]
+    experiment: spec.Experiment, members: Sequence[MemberRecord], steps: Mapping[str, int]
 ) -> str:
     """A sentence when `init`, `distribute`, `shard` or a step was never called; else empty.
 

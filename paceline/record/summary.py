@@ -16,7 +16,7 @@ from paceline.record.entries import (
     NOT_FINITE,
     PHASES,
     Loss,
-    Member,
+    MemberRecord,
     Step,
     StepSeconds,
     Summary,
@@ -243,7 +243,7 @@ def _add_traffic(
         summary.packets_per_step = sum(one.packets_sent for one in found.values())
 
 
-def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
+def _add_results(summary: Summary, workers: Sequence[MemberRecord]) -> None:
     """Accuracy as one worker found it, staleness over all of them, epoch time from throughput."""
     if not workers:
         return
@@ -260,7 +260,7 @@ def _add_results(summary: Summary, workers: Sequence[Member]) -> None:
         summary.staleness = {"mean": mean, "max": float(max(behind for behind, _ in counts))}
 
 
-def staleness(members: Iterable[Member]) -> dict[str, dict[int, int]]:
+def staleness(members: Iterable[MemberRecord]) -> dict[str, dict[int, int]]:
     """Worker -> how many of its gradients were made from weights that many updates old.
 
     Every member that serves counts the gradients it takes, by worker.

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.record.entries import Member, Sample, Step
+from paceline.record.entries import MemberRecord, Sample, Step
 from paceline.record.folder import RunFolder
 
 
@@ -42,7 +42,7 @@ class MemberTraffic:
 
 def per_step(
     run: RunFolder,
-    members: Sequence[Member],
+    members: Sequence[MemberRecord],
     window: Mapping[str, Sequence[Step]],
     step_seconds: float,
 ) -> dict[str, MemberTraffic]:

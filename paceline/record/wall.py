@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from paceline.record.entries import Member, Step
+from paceline.record.entries import MemberRecord, Step
 
 Span = tuple[float, float]
 """When a job began and ended, on worker 0's clock."""
@@ -11,7 +11,7 @@ START_UP, FIRST_STEPS, STEPS, TEARDOWN = "start-up", "first steps", "steps", "te
 
 
 def wall_seconds(
-    workers: Sequence[Member],
+    workers: Sequence[MemberRecord],
     steps: Mapping[str, Sequence[Step]],
     warmup_steps: int,
     span: Span | None = None,

@@ -12,7 +12,7 @@ import altair as alt
 
 from paceline.bench.table import Row
 from paceline.record import PHASES
-from paceline.report.rows import AXES, Group, labels
+from paceline.report.rows import AXES, ChartRows, labels
 
 Values = list[dict[str, Any]]
 
@@ -52,7 +52,7 @@ class Chart:
     spec: dict[str, Any]
 
 
-def scaling(group: Group, data: str) -> list[Chart]:
+def scaling(group: ChartRows, data: str) -> list[Chart]:
     """Throughput, and speed-up and efficiency where one worker was measured too.
 
     One row alone has nothing to be drawn against.
@@ -65,7 +65,7 @@ def scaling(group: Group, data: str) -> list[Chart]:
     return found
 
 
-def scaling_values(group: Group, limits: Mapping[str, float] | None = None) -> Values:
+def scaling_values(group: ChartRows, limits: Mapping[str, float] | None = None) -> Values:
     """One point per row; `limits`: cell -> samples/s that no run of it can exceed."""
     names, most = labels(group.rows), limits or {}
     return [
@@ -93,7 +93,7 @@ def _names() -> alt.Y:
     return alt.Y("label:N", title=None, sort=None, axis=axis)
 
 
-def _throughput(group: Group, data: str) -> Chart:
+def _throughput(group: ChartRows, data: str) -> Chart:
     base = _chart(data)
     if not group.has_lines:
         chart = base.mark_bar(cornerRadiusEnd=2, size=18).encode(
@@ -134,7 +134,7 @@ def _throughput(group: Group, data: str) -> Chart:
     return Chart(name=_named("throughput", data), title=THROUGHPUT, data=data, spec=_dict(chart))
 
 
-def _speedup(group: Group, data: str) -> Chart:
+def _speedup(group: ChartRows, data: str) -> Chart:
     base, x = _chart(data), _axis(group)
     most = max(row.workers for row in group.rows)
     ends = alt.Data(values=[{"x": 1, "speedup": 1}, {"x": most, "speedup": most}])
@@ -159,7 +159,7 @@ def _speedup(group: Group, data: str) -> Chart:
     return Chart(name=_named("speedup", data), title="Speed-up", data=data, spec=_dict(chart))
 
 
-def _efficiency(group: Group, data: str) -> Chart:
+def _efficiency(group: ChartRows, data: str) -> Chart:
     lines = _chart(data).mark_line(point=True)
     chart = lines.encode(
         x=_axis(group),
@@ -176,7 +176,7 @@ def _efficiency(group: Group, data: str) -> Chart:
     return Chart(name=_named("efficiency", data), title="Efficiency", data=data, spec=_dict(chart))
 
 
-def breakdown_values(group: Group) -> Values:
+def breakdown_values(group: ChartRows) -> Values:
     """Milliseconds per phase and row; what the phases leave of the step is "other".
 
     With the pauses between steps, so that the slowest run has the longest bar.
@@ -394,13 +394,13 @@ def _chart(data: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=data), width="container")
 
 
-def _axis(group: Group) -> alt.X:
+def _axis(group: ChartRows) -> alt.X:
     places = sorted({getattr(row, group.axis) for row in group.rows})
     axis = alt.Axis(values=places, format="d", labelAngle=0)
     return alt.X("x:Q", title=AXES[group.axis], axis=axis, scale=alt.Scale(nice=False, padding=12))
 
 
-def _colour(group: Group) -> alt.Color:
+def _colour(group: ChartRows) -> alt.Color:
     names = list(dict.fromkeys(group.series.values()))
     return alt.Color(
         "series:N",

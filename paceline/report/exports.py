@@ -12,7 +12,7 @@ import msgspec
 
 from paceline import record, spec
 from paceline.errors import MissingError, SpecError, suggest
-from paceline.record import PHASES, Member, RunFolder, Step
+from paceline.record import PHASES, MemberRecord, RunFolder, Step
 from paceline.report.rows import from_runs
 from paceline.report.write import write_csv
 
@@ -118,7 +118,7 @@ EXPORTS: dict[str, Callable[[RunFolder, Path], list[Path]]] = {
 }
 
 
-def _member_events(run: RunFolder, member: Member, pid: int, start: float) -> Iterator[Event]:
+def _member_events(run: RunFolder, member: MemberRecord, pid: int, start: float) -> Iterator[Event]:
     offset = (member.clock_offset_seconds or 0.0) - start
     about = {"name": f"{member.name} on {member.host}"}
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": about}
@@ -159,7 +159,7 @@ def _microseconds(seconds: float) -> float:
     return max(0.0, round(seconds * 1e6, 4))
 
 
-def _start_seconds(run: RunFolder, members: list[Member]) -> float:
+def _start_seconds(run: RunFolder, members: list[MemberRecord]) -> float:
     """The first moment of the record, on worker 0's clock."""
     moments = []
     for member in members:

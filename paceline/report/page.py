@@ -20,7 +20,7 @@ from paceline.explain.words import gain_text
 from paceline.record import RunFolder
 from paceline.report import charts, columns, members, steps
 from paceline.report.charts import Chart
-from paceline.report.rows import Group, groups, labels, run_of
+from paceline.report.rows import ChartRows, groups, labels, run_of
 from paceline.report.verdicts import explained, with_verdict
 from paceline.units import format_bytes, format_seconds
 
@@ -133,7 +133,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "all"
 
 
-def _limits(group: Group, explanations: dict[str, Explanation]) -> dict[str, float]:
+def _limits(group: ChartRows, explanations: dict[str, Explanation]) -> dict[str, float]:
     """Cell -> samples/s of a step that is as short as its resources allow."""
     return {
         row.cell: row.global_batch / found.limit_seconds
@@ -145,7 +145,7 @@ def _limits(group: Group, explanations: dict[str, Explanation]) -> dict[str, flo
 
 
 def _add_group(
-    page: Page, group: Group, runs: dict[str, RunFolder], limits: dict[str, float]
+    page: Page, group: ChartRows, runs: dict[str, RunFolder], limits: dict[str, float]
 ) -> None:
     name, title = slug(group.title), group.title
     page.datasets[f"scaling/{name}"] = charts.scaling_values(group, limits)

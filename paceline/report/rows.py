@@ -16,7 +16,7 @@ AXES = {"workers": "workers", "batch": "batch per worker", "servers": "servers"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ChartRows:
     """Rows of one chart: lines over `axis`, one line per name in `series`."""
 
     title: str
@@ -46,7 +46,7 @@ def from_runs(runs: Sequence[RunFolder], name: str = "") -> Table:
     return table
 
 
-def groups(rows: Sequence[Row]) -> list[Group]:
+def groups(rows: Sequence[Row]) -> list[ChartRows]:
     """The rows with figures, in charts."""
     timed = [row for row in rows if row.samples_per_second is not None]
     if not timed:
@@ -62,7 +62,7 @@ def groups(rows: Sequence[Row]) -> list[Group]:
         key = (row.subject, row.data or "", "" if axis == "batch" else batch, row.engine, *where)
         found.setdefault(key, []).append(row)
     return [
-        Group(
+        ChartRows(
             title=_group_title(key, list(found)),
             axis=axis,
             rows=tuple(own),

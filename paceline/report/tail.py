@@ -10,7 +10,7 @@ import msgspec
 from paceline import record
 from paceline.errors import RecordError
 from paceline.explain import explain
-from paceline.record import Event, Member, RunFolder, Sample, Step
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, Sample, Step
 
 WINDOW_STEPS = 50
 """Recent steps of each worker that the figures of a look are made of."""
@@ -79,7 +79,7 @@ class MemberTail:
         self._steps = Lines(folder.path / "members" / f"{name}.steps.jsonl", Step)
         self._series = Lines(folder.path / "members" / f"{name}.series.jsonl", Sample)
         self._changed_ns = 0
-        self.description: Member | None = None
+        self.description: MemberRecord | None = None
         self.recent: deque[Step] = deque(maxlen=WINDOW_STEPS)
         self.samples: deque[Sample] = deque(maxlen=2)
         self.grew_seconds = now
@@ -89,7 +89,7 @@ class MemberTail:
         changed_ns = self._file.stat().st_mtime_ns
         if changed_ns != self._changed_ns:
             self._changed_ns = changed_ns
-            self.description = msgspec.json.decode(self._file.read_bytes(), type=Member)
+            self.description = msgspec.json.decode(self._file.read_bytes(), type=MemberRecord)
         steps, samples = self._steps.new(), self._series.new()
         if steps or samples:
             self.grew_seconds = now
@@ -106,8 +106,8 @@ class RunTail:
         self._experiment = folder.experiment()
         self._together = self._experiment.architecture.waits_for_all
         self._members: dict[str, MemberTail] = {}
-        self._events = Lines(folder.path / "events.jsonl", Event)
-        self._said: deque[Event] = deque(maxlen=20)
+        self._events = Lines(folder.path / "events.jsonl", RecordedEvent)
+        self._said: deque[RecordedEvent] = deque(maxlen=20)
         self._totals: dict[int, tuple[float, int, int]] = {}
         self._losses, self._rates = History(), History()
         self._first_seconds: float | None = None

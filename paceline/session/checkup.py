@@ -29,7 +29,11 @@ def check(
     """
     if identity.on_one_host or identity.owns_interfaces:
         return
-    needs = doctor.Needs() if options.sums_in_host else doctor.Needs(shared_memory_bytes=0)
+    needs = (
+        doctor.Requirements()
+        if options.sums_in_host
+        else doctor.Requirements(shared_memory_bytes=0)
+    )
     facts = doctor.gather(identity, os.environ)
     with _listening(identity, store) as (known, listener):
         examination = doctor.examine(

@@ -27,7 +27,7 @@ AGAIN_SECONDS = 0.2
 WHERE = "--join"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What worker 0 leaves in the store for those who come later."""
 
     architecture: spec.Architecture
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def announce(store: Store, identity: Identity, options: spec.Architecture) -> None:
     """Called by worker 0 before it trains."""
-    job = Job(
+    job = JobDescription(
         architecture=options,
         workers=identity.workers,
         servers=identity.servers,
@@ -140,9 +140,9 @@ def _unreached(there: str) -> str:
     return problem
 
 
-def _look(store: Store, identity: Identity) -> Job:
+def _look(store: Store, identity: Identity) -> JobDescription:
     """What the job says of itself, once it has taken a step; SpecError where it is closed."""
-    job = msgspec.json.decode(_learn(store, identity, KEY), type=Job)
+    job = msgspec.json.decode(_learn(store, identity, KEY), type=JobDescription)
     _check(job)
     if why := _learn(store, identity, join_obstacle.KEY):
         problem = f"{why}: there is no part for one more worker."
@@ -162,7 +162,7 @@ def _learn(store: Store, identity: Identity, key: str) -> str:
         raise SpecError(WHERE, problem, "join it when it trains.") from error
 
 
-def _check(job: Job) -> None:
+def _check(job: JobDescription) -> None:
     name, where = spec.format_architecture(job.architecture), WHERE
     if not (job.architecture.takes_newcomers and job.servers):
         problem = f"the job trains by {name} with {job.servers} servers: its workers stay the same."

@@ -18,7 +18,7 @@ LEAST_CHUNK_BYTES = 64
 Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
 
 
-class Facts(Spec, frozen=True, kw_only=True):
+class ArchitectureFacts(Spec, frozen=True, kw_only=True):
     """What all architectures say of themselves, beside their options."""
 
     is_one_process: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class Facts(Spec, frozen=True, kw_only=True):
         return self.survives and not self.is_served
 
 
-class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
+class Auto(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
     """Paceline picks one and says why."""
 
     @property
@@ -84,14 +84,14 @@ class Auto(Facts, frozen=True, kw_only=True, tag_field="name", tag="auto"):
         return True
 
 
-class Single(Facts, frozen=True, kw_only=True, tag_field="name", tag="single"):
+class Single(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="single"):
     """One worker: the baseline and the numerical reference."""
 
     is_one_process: ClassVar[bool] = True
     takes_recorded_passes: ClassVar[bool] = True
 
 
-class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
+class Ring(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
     """Synchronous all-reduce of gradients, bucketed, overlapped with backward."""
 
     backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
@@ -115,7 +115,7 @@ class Ring(Facts, frozen=True, kw_only=True, tag_field="name", tag="ring"):
         return self.backend != "nccl"
 
 
-class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
+class Server(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="server"):
     """Workers push gradient chunks; servers update and return weights."""
 
     takes_recorded_passes: ClassVar[bool] = True
@@ -232,7 +232,7 @@ class Server(Facts, frozen=True, kw_only=True, tag_field="name", tag="server"):
         return self.mode == "sync" or (self.mode == "bounded" and self.staleness == 0)
 
 
-class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average"):
+class Average(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="average"):
     """Local steps, weights averaged every so often."""
 
     every: int = 1
@@ -271,7 +271,7 @@ class Average(Facts, frozen=True, kw_only=True, tag_field="name", tag="average")
         return self.backend != "nccl"
 
 
-class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
+class Hybrid(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
     """Reduce inside a host through shared memory, between hosts by `between`."""
 
     sums_in_host: ClassVar[bool] = True
@@ -291,7 +291,7 @@ class Hybrid(Facts, frozen=True, kw_only=True, tag_field="name", tag="hybrid"):
         return self.between == "ring"
 
 
-class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
+class Replicated(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="replicated"):
     """One process, several devices, one batch split over them."""
 
     is_one_process: ClassVar[bool] = True
@@ -321,7 +321,7 @@ class Replicated(Facts, frozen=True, kw_only=True, tag_field="name", tag="replic
         return weights
 
 
-class Pipeline(Facts, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
+class Pipeline(ArchitectureFacts, frozen=True, kw_only=True, tag_field="name", tag="pipeline"):
     """Layers split over workers; micro-batches flow through."""
 
     takes_scripts: ClassVar[bool] = False

@@ -17,7 +17,15 @@ import msgspec
 import psutil
 
 from paceline.errors import RecordError
-from paceline.record import Event, Member, RunFolder, Sample, Step, cannot_write, versions
+from paceline.record import (
+    MemberRecord,
+    RecordedEvent,
+    RunFolder,
+    Sample,
+    Step,
+    cannot_write,
+    versions,
+)
 from paceline.telemetry.cores import busy_machine_seconds, children_seconds, waited_seconds
 from paceline.telemetry.network import InterfaceTraffic, SocketTraffic, Traffic
 
@@ -43,7 +51,9 @@ class Recorder:
         (the first distribution of weights, rebuilt buckets) is told from what a step sends.
         """
         self._dilation, self._warmup_steps = dilation, warmup_steps
-        self.member = Member(name=name, role=role, host=host, pid=os.getpid(), versions=versions())
+        self.member = MemberRecord(
+            name=name, role=role, host=host, pid=os.getpid(), versions=versions()
+        )
         self._folder = folder
         self._sample_seconds = sample_seconds
         self._traffic = InterfaceTraffic() if owns_interfaces else SocketTraffic()
@@ -100,7 +110,7 @@ class Recorder:
     def note(self, text: str, kind: str = "note", step: int | None = None) -> None:
         """A line for the record: a fallback taken, something emulated, a member lost."""
         now, name = time.monotonic() / self._dilation, self.member.name
-        event = Event(time_seconds=now, member=name, kind=kind, text=text, step=step)
+        event = RecordedEvent(time_seconds=now, member=name, kind=kind, text=text, step=step)
         self._folder.add_event(event)
 
     def lost(
@@ -116,7 +126,7 @@ class Recorder:
         if samples is not None:
             part = f"{samples} of its samples were not seen"
         what = what or f"{part}, and {survivors} the batch from then on"
-        event = Event(
+        event = RecordedEvent(
             time_seconds=time.monotonic() / self._dilation,
             member=name,
             kind="lost",

@@ -25,8 +25,8 @@ from paceline.telemetry import EVALUATION
 from paceline.tensorflow import graph, sharding
 from paceline.tensorflow.callbacks import Agreement, for_this_worker
 from paceline.tensorflow.mirror import Mirror
-from paceline.tensorflow.passes import Passes, hook
-from paceline.tensorflow.steps import Alone, Averaged, Common, Local, Served, Way
+from paceline.tensorflow.passes import KerasPasses, hook
+from paceline.tensorflow.steps import Alone, Averaged, Common, LocalSteps, ServedSteps, Way
 
 _distributed: list["Distributed"] = []
 
@@ -93,7 +93,7 @@ class Distributed:
 
     def __init__(self, session: Session, model: Any) -> None:
         self.session, self.model = session, model
-        self._passes = Passes(session, model)
+        self._passes = KerasPasses(session, model)
         self._optimizer: Any = None
         self._hooked: list[Any] = []
         self._way: Way | None = None
@@ -297,16 +297,16 @@ def _show_own_failures() -> None:
     sys.excepthook = show_own
 
 
-def _way(session: Session) -> Callable[[Session, Mirror, Any, Passes], Way]:
+def _way(session: Session) -> Callable[[Session, Mirror, Any, KerasPasses], Way]:
     """How an architecture serves TensorFlow."""
     options = session.options
     if session.workers == 1:
         return Alone
     match options:
         case spec.Average():
-            return Local
+            return LocalSteps
         case spec.Server() if options.update == "server" or not options.exclusive:
-            return Served
+            return ServedSteps
         case spec.Server():
             session.options = msgspec.structs.replace(options, update="worker")
             return Averaged

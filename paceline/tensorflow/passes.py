@@ -15,7 +15,7 @@ from paceline.session.session import Session
 from paceline.tensorflow import graph
 
 
-class Passes:
+class KerasPasses:
     """The forward passes of one model since its last step."""
 
     def __init__(self, session: Session, model: Any) -> None:

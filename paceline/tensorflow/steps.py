@@ -2,8 +2,8 @@
 
 `Averaged`   gradients are averaged and every worker applies them with its own Keras optimizer:
              exact for all of them, with clipping, schedules and scaling of the loss behind it
-`Served`     servers update by Keras' formulas (`rules`) and the new weights come back
-`Local`      every worker applies its own gradients; weights are averaged every so often
+`ServedSteps`     servers update by Keras' formulas (`rules`) and the new weights come back
+`LocalSteps`      every worker applies its own gradients; weights are averaged every so often
 """
 
 import math
@@ -208,7 +208,7 @@ class Averaged:
                 mirror.write()
 
 
-class Served:
+class ServedSteps:
     """Gradients leave, servers update by Keras' formula, and new weights come back."""
 
     def __init__(self, session: Session, mirror: Mirror, keras: Any, passes: Any) -> None:
@@ -279,7 +279,7 @@ class Served:
             self.common.mirror.write(rest=False)
 
 
-class Local:
+class LocalSteps:
     """Every worker by itself, and all take the mean of the weights in turn."""
 
     def __init__(self, session: Session, mirror: Mirror, keras: Any, passes: Any) -> None:

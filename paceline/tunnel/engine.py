@@ -21,7 +21,7 @@ from paceline.launch import Identity, MemberCommand, Output, reserve
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.identity import member_name
 from paceline.launch.restarts import live
-from paceline.record import Event, RunFolder
+from paceline.record import RecordedEvent, RunFolder
 from paceline.record.following import Progress, StepCounter, recorded
 from paceline.session.commands import command
 from paceline.spec.hosts import PlacedHost, host_of, place
@@ -234,7 +234,9 @@ def _describe(folder: RunFolder, experiment: spec.Experiment, checks: Sequence[L
 
 def _note(folder: RunFolder, text: str, kind: str = "note", step: int | None = None) -> None:
     now = time.monotonic() / folder.experiment().cluster.dilation
-    folder.add_event(Event(time_seconds=now, member="tunnel", kind=kind, text=text, step=step))
+    folder.add_event(
+        RecordedEvent(time_seconds=now, member="tunnel", kind=kind, text=text, step=step)
+    )
 
 
 def _link_faults(

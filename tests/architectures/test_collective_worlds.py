@@ -13,10 +13,10 @@ from paceline.protocol.collectives import (
     Agree,
     AverageMachine,
     HybridMachine,
+    LocalStepTaken,
     RingMachine,
     Settle,
     SumStretch,
-    Trained,
 )
 from paceline.testing import run_members
 from tests.curves import STEPS, loss_curve
@@ -112,7 +112,7 @@ def test_rounds_are_those_of_the_test_network(every, overlap, state):
         w: AverageMachine((0, 1), every=every, overlap=overlap, state=state) for w in (0, 1)
     }
     network = Noting(machines)
-    for event in (*(Trained() for _ in range(STEPS)), Settle()):
+    for event in (*(LocalStepTaken() for _ in range(STEPS)), Settle()):
         for worker in machines:
             network.tell(worker, event)
         while network.flight:

@@ -17,7 +17,7 @@ from torch import nn
 from paceline import architectures, spec
 from paceline.architectures.base import Architecture
 from paceline.errors import MemberError
-from paceline.spec.architecture import Facts
+from paceline.spec.architecture import ArchitectureFacts
 from paceline.testing import run_members
 
 SECONDS, STEPS, BATCH = 100.0, 6, 8
@@ -121,8 +121,12 @@ def test_one_that_cannot_take_a_script_refuses_it(name):
 
 def test_the_page_that_says_how_to_add_one_tells_every_fact():
     page = Path(__file__).parents[2] / "docs" / "adding-an-architecture.md"
-    facts = [name for name, value in vars(Facts).items() if isinstance(value, property)]
-    facts += [name for name, kind in vars(Facts)["__annotations__"].items() if "bool" in str(kind)]
+    facts = [name for name, value in vars(ArchitectureFacts).items() if isinstance(value, property)]
+    facts += [
+        name
+        for name, kind in vars(ArchitectureFacts)["__annotations__"].items()
+        if "bool" in str(kind)
+    ]
     assert {"exclusive", "takes_scripts"} <= set(facts)
     text = page.read_text(encoding="utf-8")
     assert [name for name in facts if f"| `{name}` |" not in text] == []

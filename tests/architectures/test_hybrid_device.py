@@ -64,7 +64,7 @@ def curve_apart(session, hosts, forgets=""):
     lane = LazyLane if forgets else SlowLane
     host_stage.is_apart, host_stage.open_guest_lane = lambda device: True, lane
     if forgets == "sums":  # what a broken worker would do: not wait for the copy to the device
-        host_stage.Stage.follow = lambda stage: None
+        host_stage.HostStage.follow = lambda stage: None
     if forgets == "gradients":  # or tell others of gradients that are not in the host's memory yet
         host_sums._is_here = lambda moment: True
     parts, counted = curve_on_hosts(session, hosts)
@@ -95,7 +95,7 @@ def test_workers_that_go_on_without_a_lost_one_are_refused(monkeypatch):
     common = {"store": None, "clock": StepClock(), "device": cpu, "note": print}
     context = Context(identity=identify({}), crew=object(), **common)
     with pytest.raises(SpecError, match="cannot go on in place"):
-        host_stage.Stage(context).bucket(8, torch.float32, cpu)
+        host_stage.HostStage(context).bucket(8, torch.float32, cpu)
 
 
 @pytest.mark.parametrize("forgets", ["nothing", "sums", "gradients"])

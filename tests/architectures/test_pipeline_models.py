@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from paceline import spec
 from paceline.architectures import pipeline
-from paceline.architectures.pipeline import Job, PipelineArchitecture, cuts
+from paceline.architectures.pipeline import PipelineArchitecture, PipelineJob, cuts
 from paceline.architectures.pipeline.measuring import measure
 from paceline.compute.deferred import build_whole
 from paceline.compute.units import units_of
@@ -27,9 +27,9 @@ CPU = torch.device("cpu")
 STEPS, BATCH, MICROBATCHES = 6, 16, 4
 
 
-def job_of(build) -> Job:
+def job_of(build) -> PipelineJob:
     sample = torch.empty((BATCH // MICROBATCHES, 3, 4, 4), device="meta")
-    return Job(build, sample, functional.cross_entropy, nullcontext, False, 3.0)
+    return PipelineJob(build, sample, functional.cross_entropy, nullcontext, False, 3.0)
 
 
 def batches():

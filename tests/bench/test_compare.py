@@ -8,7 +8,7 @@ from paceline.bench import compare, grid
 from paceline.bench.compare import ComparisonFolder
 from paceline.bench.table import loss_difference
 from paceline.errors import MemberError, SpecError
-from paceline.record import Member, RunFolder, Step, summarise
+from paceline.record import MemberRecord, RunFolder, Step, summarise
 from tests.synthetic import synchronous_run
 
 
@@ -31,7 +31,9 @@ def make_up(experiment, path, *, loss=1.0, output=None):
     folder = RunFolder.create(path, experiment)
     workers = experiment.cluster.workers
     for rank in range(workers):
-        folder.write_member(Member(name=f"worker{rank}", role="worker", host="h", cpu_fraction=1.0))
+        folder.write_member(
+            MemberRecord(name=f"worker{rank}", role="worker", host="h", cpu_fraction=1.0)
+        )
         steps = [
             Step(
                 step=number,

@@ -9,7 +9,7 @@ import torch
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.explain import conclude, explain
-from paceline.record import Event, RunFolder, folder
+from paceline.record import RecordedEvent, RunFolder, folder
 from paceline.record.entries import NOT_FINITE
 from paceline.session.observers.nonfinite import NonfiniteValues
 from tests.synthetic import MB, Times, synchronous_run
@@ -161,7 +161,9 @@ def test_a_gradient_that_is_no_number_is_told_where_no_loss_is(tmp_path):
         steps.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
     assert explain(run).healthy
     text = NonfiniteValues().complaint("worker0", 7, None, torch.tensor(math.inf))
-    run.add_event(Event(time_seconds=0.0, member="worker0", kind=NOT_FINITE, text=text, step=7))
+    run.add_event(
+        RecordedEvent(time_seconds=0.0, member="worker0", kind=NOT_FINITE, text=text, step=7)
+    )
     assert explain(run).verdict.startswith("A gradient of worker0 is not finite at step 7")
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.explain import explain
-from paceline.record import Event
+from paceline.record import RecordedEvent
 from paceline.record.entries import TRACED
 from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
 
@@ -134,7 +134,7 @@ def test_a_step_that_tensorflow_compiles_anew(tmp_path):
     run = synchronous_run(tmp_path / "run", times=Times(overhead=0.30), script="train.py")
     assert explain(run).verdict.startswith("The script spends")
     told = "TensorFlow traced the step 10 times within 9 steps: for each Python number"
-    run.add_event(Event(time_seconds=1.0, member="worker0", text=told, kind=TRACED))
+    run.add_event(RecordedEvent(time_seconds=1.0, member="worker0", text=told, kind=TRACED))
     found = explain(run)
     assert names(found)[0] == "overhead"
     assert found.verdict.startswith("TensorFlow traced the step 10 times within 9 steps, which")

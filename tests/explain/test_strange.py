@@ -6,7 +6,7 @@ import pytest
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.explain import explain
-from paceline.record import Event, open_folder
+from paceline.record import RecordedEvent, open_folder
 from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
 
 CLASSES = {"num_classes": 10.0}
@@ -143,7 +143,7 @@ class TestAroundTheSteps:
     def test_a_run_that_was_started_again(self, tmp_path):
         run = synchronous_run(tmp_path / "run")
         text = "worker1 was ended by signal 9 (SIGKILL); all members start again"
-        run.add_event(Event(time_seconds=0.0, member="launcher", kind="restart", text=text))
+        run.add_event(RecordedEvent(time_seconds=0.0, member="launcher", kind="restart", text=text))
         found = explain(open_folder(run.path))
         assert names(found)[0] == "lost"
         assert found.verdict.startswith("Worker1 was ended by signal 9")

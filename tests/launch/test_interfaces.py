@@ -4,16 +4,16 @@ import pytest
 
 from paceline.errors import SpecError
 from paceline.launch import interfaces
-from paceline.launch.interfaces import ELSEWHERE, Network
+from paceline.launch.interfaces import ELSEWHERE, HostNetwork
 
 ADDRESSES = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.0.0.5": "ib0", "192.168.1.5": "eth0"}
 
 
-def network(routes: dict[str, str], addresses: dict[str, str] = ADDRESSES) -> Network:
-    return Network(addresses=addresses, route=routes.get)
+def network(routes: dict[str, str], addresses: dict[str, str] = ADDRESSES) -> HostNetwork:
+    return HostNetwork(addresses=addresses, route=routes.get)
 
 
-def choose(net: Network, towards: str = "", **environ: str) -> interfaces.Choice:
+def choose(net: HostNetwork, towards: str = "", **environ: str) -> interfaces.Choice:
     return interfaces.choose(environ, towards=towards, on_one_host=False, network=net)
 
 

@@ -10,7 +10,7 @@ from paceline.explain.failure import failure
 from paceline.launch.failures import BEGUN, Losses, check_on_loss, way_out, why_servers_are_needed
 from paceline.launch.last_words import Ending
 from paceline.launch.process import MemberCommand
-from paceline.record import Event, Member, RunFolder, Step, checkpoints
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, Step, checkpoints
 
 
 def asked(architecture, workers=2, **cluster):
@@ -69,7 +69,7 @@ def test_a_word_that_means_nothing_is_refused():
 def test_a_launcher_lets_a_lost_server_be_where_others_have_what_it_had(tmp_path):
     def of(kind, servers=2):
         folder = RunFolder.create(tmp_path / f"{kind}{servers}", asked(kind, servers=servers))
-        met = Event(time_seconds=1.0, member="worker0", kind=BEGUN, text="met")
+        met = RecordedEvent(time_seconds=1.0, member="worker0", kind=BEGUN, text="met")
         losses = Losses(folder, lambda text: None)
         folder.add_event(met)
         return losses
@@ -94,7 +94,7 @@ def begun(tmp_path):
     folder = RunFolder.create(tmp_path / "run", asked("server", servers=1))
 
     def begin():
-        folder.add_event(Event(time_seconds=1.0, member="worker0", kind=BEGUN, text="met"))
+        folder.add_event(RecordedEvent(time_seconds=1.0, member="worker0", kind=BEGUN, text="met"))
 
     return folder, begin
 
@@ -145,7 +145,7 @@ def test_who_speaks_for_all_and_fails_behind_the_last_step_ends_the_job(
 ):
     folder, begin = begun
     for worker in ("worker0", "worker1"):
-        folder.write_member(Member(name=worker, role="worker", host="h"))
+        folder.write_member(MemberRecord(name=worker, role="worker", host="h"))
         taken = range(steps if worker == name else 3)
         times = {"start_seconds": 0.0, "end_seconds": 1.0, "breakdown_seconds": {}, "samples": 1}
         folder.write_steps(worker, [Step(step=step, **times) for step in taken])
@@ -204,7 +204,7 @@ MISSED = MemberError(
 
 def after_steps(path, experiment):
     folder = RunFolder.create(path, experiment)
-    folder.write_member(Member(name="worker0", role="worker", host="here", pid=1))
+    folder.write_member(MemberRecord(name="worker0", role="worker", host="here", pid=1))
     step = Step(step=0, start_seconds=0, end_seconds=1, breakdown_seconds={}, samples=1)
     folder.write_steps("worker0", [step])
     return folder

@@ -17,7 +17,7 @@ from paceline import spec
 from paceline.diagnose import stacks, stalls
 from paceline.diagnose.causes import likely_cause
 from paceline.diagnose.connections import Unheard, own_addresses, unheard
-from paceline.diagnose.stacks import Frame, Stack
+from paceline.diagnose.stacks import Frame, ThreadStack
 from paceline.diagnose.stalls import Stalls
 from paceline.record import RunFolder
 from paceline.wire import listeners
@@ -214,10 +214,12 @@ def test_bytes_that_nobody_acknowledges_are_seen(deaf):
 
 
 def stack(*functions, file="train.py"):
-    return Stack(tuple(Frame(function, file, 1) for function in functions))
+    return ThreadStack(tuple(Frame(function, file, 1) for function in functions))
 
 
-LOADING = Stack((Frame("get", "/x/torch/utils/data/dataloader.py", 5), Frame("main", "t.py", 1)))
+LOADING = ThreadStack(
+    (Frame("get", "/x/torch/utils/data/dataloader.py", 5), Frame("main", "t.py", 1))
+)
 SAME = {"worker0": 5, "worker1": 5}
 
 

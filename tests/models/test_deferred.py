@@ -6,7 +6,7 @@ from torch import nn
 
 from paceline import models
 from paceline.compute.deferred import NotRepeatable, build_deferred
-from paceline.compute.units import Row, units_of
+from paceline.compute.units import UnitChain, units_of
 
 CPU = torch.device("cpu")
 NAMES = ["tutorial-cnn", "mnist-dnn", "cifar10-cnn", "googlenet", "resnet50", "gpt-small"]
@@ -26,7 +26,7 @@ def test_every_unit_by_itself_is_part_of_the_plain_model(name):
     deferred = build_deferred(lambda: build(name))
     assert torch.rand(1) == drawn  # the generator has moved on as far
     for unit in reversed(units_of(deferred.model)):  # in any order
-        row = Row([unit])
+        row = UnitChain([unit])
         deferred.check(row)
         deferred.fill([row], CPU)
     filled, expected = deferred.model.state_dict(), plain.state_dict()
@@ -40,12 +40,12 @@ def test_the_row_computes_what_the_model_does(name):
     entry = models.info(name)
     shape = (3, 32, 32) if entry.imagenet_shape else entry.input_shape
     inputs = torch.randint(200, (2, *shape)) if entry.tokens else torch.randn(2, *shape)
-    assert torch.equal(Row(units_of(model))(inputs), model(inputs))
+    assert torch.equal(UnitChain(units_of(model))(inputs), model(inputs))
 
 
 def test_a_copy_leaves_the_model_without_memory():
     deferred = build_deferred(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
-    copied = deferred.copy(Row(units_of(deferred.model)), CPU)
+    copied = deferred.copy(UnitChain(units_of(deferred.model)), CPU)
     assert copied(torch.ones(2, 4)).shape == (2, 3)
     assert all(parameter.is_meta for parameter in deferred.model.parameters())
 

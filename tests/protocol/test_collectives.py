@@ -20,6 +20,7 @@ from paceline.protocol.collectives import (
     AverageMachine,
     Finish,
     HybridMachine,
+    LocalStepTaken,
     Made,
     Reduced,
     Remain,
@@ -27,7 +28,6 @@ from paceline.protocol.collectives import (
     Settle,
     Stretched,
     SumStretch,
-    Trained,
     hosts_of,
 )
 
@@ -191,7 +191,7 @@ def average(seed, workers, every, overlap, steps, settles=(), **beside):
     group, left = Group(random.Random(seed), machines), {}
     for worker in machines:
         left[worker] = [
-            e for s in range(1, steps + 1) for e in (Trained, *(Settle,) * (s in settles))
+            e for s in range(1, steps + 1) for e in (LocalStepTaken, *(Settle,) * (s in settles))
         ]
     while True:
         moves = [w for w in machines if left[w] and not machines[w].waits]
@@ -234,11 +234,11 @@ def test_a_worker_that_settles_alone_is_told():
     machines = {w: AverageMachine((0, 1), every=4) for w in (0, 1)}
     group = Group(random.Random(0), machines)
     for worker in (0, 1):
-        group.tell(worker, Trained())
+        group.tell(worker, LocalStepTaken())
     group.tell(0, Settle())
     assert group.machines[0].waits
     for _ in range(3):
-        group.tell(1, Trained())
+        group.tell(1, LocalStepTaken())
     with pytest.raises(ExchangeError, match="the workers do not average at the same point"):
         group.deliver()
 
@@ -246,18 +246,18 @@ def test_a_worker_that_settles_alone_is_told():
 def test_a_late_round_waits_for_its_turn():
     """Overlapped, a sum that is long there is taken when the next round begins."""
     machine = AverageMachine((0, 1), every=2, overlap=True)
-    assert machine.handle(Trained()) == []
-    assert machine.handle(Trained()) == [AllReduce(WEIGHTS, (0, 1), 2)]
+    assert machine.handle(LocalStepTaken()) == []
+    assert machine.handle(LocalStepTaken()) == [AllReduce(WEIGHTS, (0, 1), 2)]
     assert machine.handle(Reduced(WEIGHTS, 4, 2)) == []
     assert not machine.waits
-    assert machine.handle(Trained()) == []
-    assert machine.handle(Trained()) == [Agree(0, late=True), AllReduce(WEIGHTS, (0, 1), 4)]
+    assert machine.handle(LocalStepTaken()) == []
+    assert machine.handle(LocalStepTaken()) == [Agree(0, late=True), AllReduce(WEIGHTS, (0, 1), 4)]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_goes_beside_the_weights_is_there_before_they_leave(overlap):
     machine = AverageMachine((0, 1), every=1, overlap=overlap, buffers=True, state=True)
-    assert machine.handle(Trained()) == [AllReduce(SHAPES, (0, 1))]
+    assert machine.handle(LocalStepTaken()) == [AllReduce(SHAPES, (0, 1))]
     assert machine.waits
     told = machine.handle(Reduced(SHAPES, 0, 2))
     assert told == [Usable(SHAPES, 1), AllReduce(BESIDE, (0, 1))]
@@ -270,10 +270,10 @@ def test_what_goes_beside_the_weights_is_there_before_they_leave(overlap):
 
 def test_a_sum_that_came_to_nothing_is_made_again_by_those_who_are_left():
     machine = AverageMachine((0, 1, 2), every=1, overlap=True, buffers=True)
-    machine.handle(Trained())
+    machine.handle(LocalStepTaken())
     assert machine.handle(Remain((0, 1), void=True)) == [AllReduce(BESIDE, (0, 1))]
     machine.handle(Reduced(BESIDE, 0, 2))
-    assert machine.handle(Trained()) == []
+    assert machine.handle(LocalStepTaken()) == []
     assert machine.waits
     assert machine.handle(Remain((0,), void=True)) == [AllReduce(WEIGHTS, (0,), 1)]
     assert machine.handle(Reduced(WEIGHTS, 1, 1)) == [Agree(0, late=True)]
@@ -282,16 +282,16 @@ def test_a_sum_that_came_to_nothing_is_made_again_by_those_who_are_left():
 
 def test_a_sum_that_had_ended_counts_those_who_are_lost_since():
     machine = AverageMachine((0, 1, 2), every=1)
-    machine.handle(Trained())
+    machine.handle(LocalStepTaken())
     assert machine.handle(Remain((0, 1))) == []
     assert machine.handle(Reduced(WEIGHTS, 3, 3)) == [Agree(0)]
-    assert machine.handle(Trained()) == [AllReduce(WEIGHTS, (0, 1), 2)]
+    assert machine.handle(LocalStepTaken()) == [AllReduce(WEIGHTS, (0, 1), 2)]
 
 
 def test_one_alone_sums_only_for_an_outer_optimizer():
     alone = AverageMachine((0,), every=1, buffers=True, state=True)
-    assert alone.handle(Trained()) == []
+    assert alone.handle(LocalStepTaken()) == []
     assert not alone.waits
     assert alone.agreed
     outer = AverageMachine((0,), every=1, outer=True)
-    assert outer.handle(Trained()) == [AllReduce(WEIGHTS, (0,), 1)]
+    assert outer.handle(LocalStepTaken()) == [AllReduce(WEIGHTS, (0,), 1)]

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline import spec
-from paceline.record import Event, Member, RunFolder, Step
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, Step
 from paceline.record.following import recorded
 from paceline.record.script import warning
 
@@ -19,7 +19,7 @@ def experiment(workers=2, architecture=None):
 def members(*calls):
     """Workers with what each counted; None for a version that counted nothing."""
     return [
-        Member(
+        MemberRecord(
             name=f"worker{rank}",
             role="worker",
             host="h",
@@ -79,7 +79,7 @@ def test_the_record_keeps_it(tmp_path):
     (note,) = folder.summary().notes
     assert "different numbers of steps (worker0 1, worker1 2)" in note
     assert [event.kind for event in folder.events()] == ["warning"]
-    assert isinstance(folder.events()[0], Event)
+    assert isinstance(folder.events()[0], RecordedEvent)
 
 
 def _encoded(step):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import spec
 from paceline.errors import RecordError
-from paceline.record import Member, RunFolder, summarise
+from paceline.record import MemberRecord, RunFolder, summarise
 from paceline.record.state import Launcher, is_gone, this_process
 
 
@@ -58,7 +58,7 @@ def test_what_was_written_at_the_end_is_believed(folder):
 
 def test_a_member_that_failed_makes_it_a_failed_run(folder):
     """Under another launcher nobody is left to say so."""
-    folder.write_member(Member(name="worker0", role="worker", host="h", status="failed"))
+    folder.write_member(MemberRecord(name="worker0", role="worker", host="h", status="failed"))
     launched_by(folder, msgspec.structs.replace(this_process(), start_ticks=1))
     assert folder.summary().status == "failed"
 

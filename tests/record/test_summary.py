@@ -6,7 +6,7 @@ import pytest
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.record import (
-    Member,
+    MemberRecord,
     RunFolder,
     Step,
     losses,
@@ -80,7 +80,7 @@ def folder(tmp_path):
     )
     folder = RunFolder.create(tmp_path / "run", experiment)
     for name, slow_start in (("worker0", 9.0), ("worker1", 9.0)):
-        folder.write_member(Member(name=name, role="worker", host="a", status="finished"))
+        folder.write_member(MemberRecord(name=name, role="worker", host="a", status="finished"))
         steps = [step(0, start=0.0, ready=slow_start, end=slow_start, exposed=0)]
         steps += [
             step(n, start=8.0 + n, ready=8.5 + n, end=9.0 + n, exposed=0.5, loss=1 / (n + 1))
@@ -110,7 +110,7 @@ def test_who_was_there_half_of_the_time_counts_half(tmp_path, half):
     seconds = [step(n, start=n, ready=n + 1, end=n + 1, exposed=0) for n in range(10)]
     for name, steps in {"worker0": seconds, "worker1": seconds[half]}.items():
         status = "lost" if len(steps) == 5 and half.start == 0 else "finished"
-        folder.write_member(Member(name=name, role="worker", host="a", status=status))
+        folder.write_member(MemberRecord(name=name, role="worker", host="a", status=status))
         lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in steps)
         (folder.path / "members" / f"{name}.steps.jsonl").write_bytes(lines)
     assert summarise(folder, "finished").samples_per_second == pytest.approx(15.0)

@@ -16,7 +16,7 @@ import pytest
 
 from paceline import spec
 from paceline.errors import SpecError
-from paceline.record import Event, Member, RunFolder, Step
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, Step
 from paceline.report import live
 from paceline.report.tail import HISTORY, SILENT_SECONDS, History, RunTail
 from paceline.wire.handshake import AT_ONCE
@@ -220,7 +220,7 @@ def test_a_member_is_silent_only_while_others_move(folder, monkeypatch):
 def test_a_lost_member_is_told_from_those_ended_with_it(folder):
     for name in ("worker0", "worker1"):
         _write_steps(folder, name, range(3))
-    folder.add_event(Event(time_seconds=0, member="worker1", kind="lost", text="killed"))
+    folder.add_event(RecordedEvent(time_seconds=0, member="worker1", kind="lost", text="killed"))
     summary = folder.summary()
     summary.status = "failed"
     folder.write_summary(summary)
@@ -275,7 +275,7 @@ def _states(tail):
 
 
 def _write_steps(folder, name, numbers):
-    folder.write_member(Member(name=name, role="worker", host="here"))
+    folder.write_member(MemberRecord(name=name, role="worker", host="here"))
     with (folder.path / "members" / f"{name}.steps.jsonl").open("ab") as file:
         for number in numbers:
             step = Step(

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import spec
 from paceline.bench import grid, papers
-from paceline.bench.compare import NETWORK, ComparisonFolder, Outcome
+from paceline.bench.compare import NETWORK, CellOutcome, ComparisonFolder
 from paceline.cli.main import main
 from tests.bench.test_compare import make_up
 
@@ -40,7 +40,7 @@ def test_report_shows_the_figure_that_reproduce_shows(tmp_path):
     folder = ComparisonFolder.create(tmp_path / "p2-adult", preset)
     for cell in grid.cells(preset):
         make_up(cell.experiment, folder.run_path(cell, 0))
-        folder.add(Outcome(cell=cell.key, repeat=0, seconds=1.0))
+        folder.add(CellOutcome(cell=cell.key, repeat=0, seconds=1.0))
 
     page = page_of(folder, tmp_path)
 

@@ -18,7 +18,7 @@ from paceline.served.device import Lane, Pinned, is_apart, open_guest_lane, say_
 from paceline.wire import Segment
 
 
-class Stage:
+class HostStage:
     """This worker's ways between its device and its host's memory."""
 
     def __init__(self, context: Context) -> None:

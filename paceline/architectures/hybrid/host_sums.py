@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.architectures.hybrid.host_stage import Stage
+from paceline.architectures.hybrid.host_stage import HostStage
 from paceline.collectives.collective import TorchCollective
 from paceline.collectives.context import Context
 from paceline.collectives.crew import MemberLost
@@ -30,9 +30,9 @@ from paceline.protocol.collectives import (
     HybridMachine,
     Made,
     Reduced,
-    Shared,
     Stretched,
     Summed,
+    SumShared,
     SumStretch,
 )
 from paceline.protocol.messages import Message
@@ -105,7 +105,7 @@ class HostCollective:
         self._attached: list[Segment] = []
         self._sums: list[Tensor] = []
         self._gradients: list[list[Tensor]] = []
-        self._stage = Stage(context)
+        self._stage = HostStage(context)
         self._on_device: list[Tensor | None] = []
         """Buckets that are not in the host's memory themselves."""
         self._leaving: deque[tuple[int, Moment | None]] = deque()
@@ -177,7 +177,7 @@ class HostCollective:
         self._ears = [_Ear(self._arrived[place], partial(Brought, mate)) for place, mate in others]
         self._ears += [_Ear(self._summed[place], partial(Summed, mate)) for place, mate in others]
         if not self._leads and len(self._hosts) > 1:
-            self._ears.append(_Ear(self._shared, Shared))
+            self._ears.append(_Ear(self._shared, SumShared))
         self._machine = HybridMachine(rank, self._hosts, buckets)
         self._started = self._steps = 0
 
@@ -244,7 +244,7 @@ class HostCollective:
                     self._arrived[self._place, bucket] = step + 1
                 case Send(_, Summed(_, bucket, step)):
                     self._summed[self._place, bucket] = step + 1
-                case Send(_, Shared(bucket, step)):
+                case Send(_, SumShared(bucket, step)):
                     self._shared[bucket] = step + 1
                 case SumStretch(bucket, place, places):
                     self._sum(bucket, place, places)

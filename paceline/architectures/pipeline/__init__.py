@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
 from paceline import spec
-from paceline.architectures.pipeline.measuring import Job
+from paceline.architectures.pipeline.measuring import PipelineJob
 from paceline.architectures.pipeline.model import PipelineModel
 from paceline.autograd.trained import Trained
 from paceline.collectives.context import Context
@@ -30,7 +30,7 @@ from paceline.wire.listeners import shut_behind
 
 WHERE = "architecture pipeline"
 
-__all__ = ["Job", "PipelineArchitecture", "PipelineModel", "build"]
+__all__ = ["PipelineArchitecture", "PipelineJob", "PipelineModel", "build"]
 
 
 class PipelineArchitecture:
@@ -93,7 +93,7 @@ class PipelineArchitecture:
             dist.destroy_process_group()
 
 
-def build(options: spec.Pipeline, context: Context, job: Job) -> PipelineModel:
+def build(options: spec.Pipeline, context: Context, job: PipelineJob) -> PipelineModel:
     """Join the workers' group and make this worker's stages; every worker calls it at once."""
     identity = context.identity
     shared = context.device.type == "cuda" and (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from paceline import spec
-from paceline.architectures.pipeline.measuring import Job, Measured, measure
+from paceline.architectures.pipeline.measuring import MeasuredUnits, PipelineJob, measure
 from paceline.architectures.pipeline.places import Places
 from paceline.autograd.trained import require_trainable
 from paceline.collectives.context import Context
@@ -72,7 +72,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
 
 
-def as_row(options: spec.Pipeline, job: Job) -> Built:
+def as_row(options: spec.Pipeline, job: PipelineJob) -> Built:
     """The model as a row; whole in memory where it is small, or cannot be made part by part."""
     before = torch.get_rng_state()
     try:
@@ -90,7 +90,7 @@ def as_row(options: spec.Pipeline, job: Job) -> Built:
     return built
 
 
-def _whole(job: Job, before: Tensor) -> Built:
+def _whole(job: PipelineJob, before: Tensor) -> Built:
     torch.set_rng_state(before)
     deferred = build_whole(job.build)
     require_trainable(deferred.model.named_parameters())
@@ -98,7 +98,7 @@ def _whole(job: Job, before: Tensor) -> Built:
 
 
 def agree_on_cuts(
-    options: spec.Pipeline, context: Context, job: Job, built: Built, places: Places
+    options: spec.Pipeline, context: Context, job: PipelineJob, built: Built, places: Places
 ) -> tuple[Built, Cuts]:
     """Worker 0 measures and cuts; all take its cuts, and build the model as it did."""
     store = context.store
@@ -137,7 +137,7 @@ def _without_cuts(error: Exception) -> Cuts:
 
 
 def _decide(
-    options: spec.Pipeline, context: Context, job: Job, built: Built, places: Places
+    options: spec.Pipeline, context: Context, job: PipelineJob, built: Built, places: Places
 ) -> tuple[Built, Cuts]:
     compared = _compared(options, context, job, built)
     try:
@@ -160,7 +160,7 @@ def _decide(
 
 
 def _first_of_stages(
-    options: spec.Pipeline, job: Job, measured: Sequence[Measured], places: Places
+    options: spec.Pipeline, job: PipelineJob, measured: Sequence[MeasuredUnits], places: Places
 ) -> list[int]:
     pipe = places.pipe
     if pipe.stages > len(measured):
@@ -175,7 +175,9 @@ def _first_of_stages(
     )
 
 
-def _compared(options: spec.Pipeline, context: Context, job: Job, built: Built) -> nn.Module | None:
+def _compared(
+    options: spec.Pipeline, context: Context, job: PipelineJob, built: Built
+) -> nn.Module | None:
     """The whole model once more, to compare its units with; None where memory is too short."""
     room = _free_bytes(context.device) // 4
     if options.memory_bytes is not None:

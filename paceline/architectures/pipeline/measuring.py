@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.deferred import Deferred
-from paceline.compute.units import WHERE, Row, Unit
+from paceline.compute.units import WHERE, Unit, UnitChain
 from paceline.errors import SpecError
 from paceline.protocol.partition import UnitCost
 
@@ -27,7 +27,7 @@ They take the same steps, so a layer that is missing is far more than that."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Job(NamedTuple):
+class PipelineJob(NamedTuple):
     """What is trained, as the loop knows it."""
 
     build: Callable[[], nn.Module]
@@ -41,7 +41,7 @@ class Job(NamedTuple):
     """How many times its weights a worker holds: with gradients and the optimizer's state."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredUnits(msgspec.Struct, frozen=True, kw_only=True):
     """One unit, or several where what is between them cannot travel."""
 
     start: int
@@ -58,10 +58,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     deferred: Deferred,
     units: Sequence[Unit],
-    job: Job,
+    job: PipelineJob,
     device: torch.device,
     whole: nn.Module | None,
-) -> list[Measured]:
+) -> list[MeasuredUnits]:
     """Call the units on a random micro-batch, with weights that are there only meanwhile.
 
     `whole` is the model with all its weights, where there is memory for it: SpecError where the
@@ -74,11 +74,11 @@ def measure(
             with torch.no_grad(), job.precision():
                 expected = whole(given)
         torch.manual_seed(0)  # dropout draws the same numbers again
-        measured: list[Measured] = []
+        measured: list[MeasuredUnits] = []
         first, features = 0, given
         for index, unit in enumerate(units):
             state = _random_state(device)
-            row = deferred.copy(Row(units[first : index + 1]), device).train()
+            row = deferred.copy(UnitChain(units[first : index + 1]), device).train()
             with _refusing(unit.name):
                 kept = [buffer.clone() for buffer in row.buffers()]
                 with torch.no_grad(), job.precision():
@@ -94,7 +94,7 @@ def measure(
                 mixes = not drawn and _mixes_samples(row, features, output, job)
                 cost = _cost(row, units[first : index + 1], features, job, is_first=first == 0)
             measured.append(
-                Measured(
+                MeasuredUnits(
                     start=first,
                     cost=cost,
                     shape=tuple(output.shape),
@@ -111,7 +111,7 @@ def measure(
 
 
 def _cost(
-    row: Row, units: Sequence[Unit], features: Tensor, job: Job, *, is_first: bool
+    row: UnitChain, units: Sequence[Unit], features: Tensor, job: PipelineJob, *, is_first: bool
 ) -> UnitCost:
     """Time a unit by itself, and count what its forward pass keeps."""
     weights = {p.untyped_storage().data_ptr() for p in row.parameters()}
@@ -158,7 +158,7 @@ def _travels(output: Any, name: str, *, is_last: bool) -> bool:
 
 
 @torch.no_grad()
-def _mixes_samples(row: Row, features: Tensor, output: Tensor, job: Job) -> bool:
+def _mixes_samples(row: UnitChain, features: Tensor, output: Tensor, job: PipelineJob) -> bool:
     """Whether half of the samples give something else when the others are not there."""
     half = len(features) // 2
     if not half or not output.ndim or len(output) != len(features):

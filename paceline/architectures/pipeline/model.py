@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from paceline import spec
 from paceline.architectures.pipeline.cuts import agree_on_cuts, as_row, idle
-from paceline.architectures.pipeline.measuring import Job
+from paceline.architectures.pipeline.measuring import PipelineJob
 from paceline.architectures.pipeline.places import Groups, Places, names_of, owners_of
 from paceline.architectures.pipeline.stage import Ends, Stage, schedule, under
 from paceline.collectives.collective import Packed
 from paceline.collectives.context import Context
-from paceline.compute.units import Row
+from paceline.compute.units import UnitChain
 from paceline.data.sampling import part_of
 
 
 class PipelineModel(nn.Module):
     """One worker's stages, and the schedule that runs them."""
 
-    def __init__(self, options: spec.Pipeline, context: Context, job: Job) -> None:
+    def __init__(self, options: spec.Pipeline, context: Context, job: PipelineJob) -> None:
         super().__init__()
         identity = context.identity
         self._places = Places(options, identity.workers, identity.rank)
@@ -36,7 +36,7 @@ class PipelineModel(nn.Module):
         shapes = [torch.empty(s, device="meta", requires_grad=True) for s in cuts.shapes]
         mine = [stage for stage in range(len(rows)) if self._places.pipe.owner(stage) == self.place]
         self._is_first, self._is_last = mine[0] == 0, mine[-1] == len(rows) - 1
-        own = [Row(rows[stage]) for stage in mine]
+        own = [UnitChain(rows[stage]) for stage in mine]
         names = names_of(rows)
         self._groups = Groups(context, self._places, owners_of(rows, names, self._places))
         known = [(names[id(p)], row, name) for row in own for name, p in row.named_in_model()]

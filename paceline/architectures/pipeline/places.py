@@ -10,7 +10,7 @@ from paceline import spec
 from paceline.collectives.context import Context
 from paceline.collectives.group import kept
 from paceline.collectives.proof import proven
-from paceline.compute.units import Row, Unit
+from paceline.compute.units import Unit, UnitChain
 from paceline.protocol.pipeline import Pipe
 from paceline.wire.listeners import shut_behind
 
@@ -70,7 +70,7 @@ def names_of(rows: Sequence[Sequence[Unit]]) -> dict[int, str]:
     """Identity of each weight -> its first name in the model."""
     names: dict[int, str] = {}
     for units in rows:
-        for name, parameter in Row(units).named_in_model():
+        for name, parameter in UnitChain(units).named_in_model():
             names.setdefault(id(parameter), name)
     return names
 
@@ -81,6 +81,6 @@ def owners_of(
     """Weights that lie on several workers -> the places of these."""
     found: dict[str, set[int]] = {}
     for stage, units in enumerate(rows):
-        for _, parameter in Row(units).named_in_model():
+        for _, parameter in UnitChain(units).named_in_model():
             found.setdefault(names[id(parameter)], set()).add(places.pipe.owner(stage))
     return {name: sorted(own) for name, own in found.items() if len(own) > 1}

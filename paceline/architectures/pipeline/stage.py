@@ -17,7 +17,7 @@ from torch.distributed.pipelining import (
 
 from paceline import spec
 from paceline.architectures.pipeline.measuring import Loss
-from paceline.compute.units import WHERE, Row
+from paceline.compute.units import WHERE, UnitChain
 from paceline.errors import SpecError
 from paceline.telemetry import StepClock
 
@@ -63,7 +63,7 @@ class Ends(nn.Module):
 
     def __init__(
         self,
-        row: Row,
+        row: UnitChain,
         device: torch.device,
         leaves_from: torch.device | None,
         layout: torch.memory_format,

@@ -11,7 +11,8 @@ import torch
 
 from paceline import data, spec
 from paceline.bench.peers.job import JOB, PeerJob
-from paceline.builtin.loop import build_model, open_data
+from paceline.builtin.batches import open_data
+from paceline.builtin.loop import build_model
 from paceline.errors import SpecError
 
 

@@ -20,7 +20,7 @@ from paceline.errors import SpecError
 from paceline.tensorflow import sharding
 
 
-class Network(keras.Model):  # type: ignore[misc]
+class KerasNetwork(keras.Model):  # type: ignore[misc]
     """One of our models, in TensorFlow's operations."""
 
     def __init__(self, member: PeerMember) -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     member = PeerMember(Path(os.environ[job.VARIABLE]), session.identity, session.recorder)
     session.recorder.member.versions["tensorflow"] = tf.__version__
     session.recorder.member.results["num_samples"] = member.job.num_samples
-    model, optimizer = paceline.distribute(Network(member), _sgd(member))
+    model, optimizer = paceline.distribute(KerasNetwork(member), _sgd(member))
     sharding.note_batch(session, member.job.parts[-1][1])
     decay = member.job.optimizer.weight_decay
 

@@ -24,7 +24,7 @@ from paceline.launch import (
     supervise,
     to_environment,
 )
-from paceline.record import PHASES, Event, RunFolder, summarise
+from paceline.record import PHASES, RecordedEvent, RunFolder, summarise
 from paceline.spec.hosts import place
 from paceline.tunnel.engine import network_for
 from paceline.tunnel.verify import measure_links
@@ -71,7 +71,7 @@ def run(
         text = f"measured with a peer, {peer.title} ({shown}), not with Paceline"
         if peer.is_ours:
             text = f"measured with {peer.title} ({shown})"
-        folder.add_event(Event(time_seconds=0.0, member="worker0", kind="note", text=text))
+        folder.add_event(RecordedEvent(time_seconds=0.0, member="worker0", kind="note", text=text))
         commands = [
             _command(peer, identity, python, work, threads, cores, prefix=place.prefix)
             for identity, place in zip(

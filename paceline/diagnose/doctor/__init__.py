@@ -5,16 +5,16 @@
 """
 
 from paceline.diagnose.doctor.examination import Examination, examine, unreachable
-from paceline.diagnose.doctor.facts import Facts, Needs, gather
-from paceline.diagnose.doctor.findings import Finding, findings, require_healthy
+from paceline.diagnose.doctor.facts import MemberFacts, Requirements, gather
+from paceline.diagnose.doctor.findings import DoctorFinding, findings, require_healthy
 from paceline.diagnose.doctor.probes import Pair, reach
 
 __all__ = [
+    "DoctorFinding",
     "Examination",
-    "Facts",
-    "Finding",
-    "Needs",
+    "MemberFacts",
     "Pair",
+    "Requirements",
     "examine",
     "findings",
     "gather",

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from paceline.diagnose.doctor.facts import Facts
+from paceline.diagnose.doctor.facts import MemberFacts
 from paceline.diagnose.doctor.probes import Clock, Door, Pair, Target, probe, reach
 from paceline.errors import DeadlineError, ExchangeError, SpecError
 from paceline.launch.identity import Identity, member_name
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """What is known after an examination; the same on every member."""
 
-    facts: list[Facts]
+    facts: list[MemberFacts]
     pairs: list[Pair] = []
     missing: list[str] = []
     """Members that never came, or fell silent."""
@@ -53,7 +53,7 @@ class _Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     proof: str
-    facts: Facts
+    facts: MemberFacts
     port: int
 
 
@@ -66,7 +66,7 @@ class _Roster(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(
     identity: Identity,
-    facts: Facts,
+    facts: MemberFacts,
     *,
     listener: socket.socket | None = None,
     bandwidth: bool = True,
@@ -111,7 +111,7 @@ class _Prober:
 
 def _preside(
     identity: Identity,
-    facts: Facts,
+    facts: MemberFacts,
     port: int,
     prober: _Prober,
     listener: socket.socket,
@@ -223,7 +223,7 @@ def _heard(line: "_Line", selector: selectors.BaseSelector) -> _Hello | None:
 
 
 def _attend(
-    identity: Identity, facts: Facts, port: int, prober: _Prober, deadline_seconds: float
+    identity: Identity, facts: MemberFacts, port: int, prober: _Prober, deadline_seconds: float
 ) -> Examination:
     with contextlib.ExitStack() as stack:
         try:
@@ -238,7 +238,7 @@ def _attend(
 
 def _join(
     identity: Identity,
-    facts: Facts,
+    facts: MemberFacts,
     port: int,
     stack: contextlib.ExitStack,
     deadline_seconds: float,

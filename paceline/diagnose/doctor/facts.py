@@ -17,7 +17,7 @@ SHARED_MEMORY = Path("/dev/shm")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     """What the job asks of the machines."""
 
     shared_memory_bytes: int = 256 * 2**20
@@ -28,7 +28,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """The container engine; empty when members start outside of any."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One member's own view."""
 
     member: str
@@ -75,7 +75,7 @@ def gather(
     missing_rights: Sequence[str] = (),
     shared_memory: Path = SHARED_MEMORY,
     engines: Sequence[str] = (),
-) -> Facts:
+) -> MemberFacts:
     """This member's facts. `missing_rights` come from the tunnel, which knows what it needs.
 
     `engines` are the container engines to look for; asking docker takes a moment.
@@ -83,7 +83,7 @@ def gather(
     network = interfaces.this_network()
     cores = len(os.sched_getaffinity(0))
     size, free = _shared_memory(shared_memory)
-    return Facts(
+    return MemberFacts(
         member=identity.name,
         host=identity.host,
         address=identity.address,
@@ -104,7 +104,7 @@ def gather(
     )
 
 
-def _why(identity: Identity, environ: Mapping[str, str], network: interfaces.Network) -> str:
+def _why(identity: Identity, environ: Mapping[str, str], network: interfaces.HostNetwork) -> str:
     """Why this address: the reason we would choose it for, else whoever started the member."""
     towards = identity.coordinator.rpartition(":")[0]
     try:

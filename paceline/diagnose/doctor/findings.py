@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from paceline.diagnose.doctor.examination import Examination
-from paceline.diagnose.doctor.facts import Facts, Needs
+from paceline.diagnose.doctor.facts import MemberFacts, Requirements
 from paceline.diagnose.doctor.probes import Pair
 from paceline.errors import MissingError
 from paceline.launch.interfaces import is_loopback
@@ -27,7 +27,7 @@ SLOW_LINK_FRACTION = 0.2
 """A pair below this share of the median bandwidth is worth a line."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong: its cause and its fix."""
 
     kind: str
@@ -37,15 +37,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
 
 
-def findings(examination: Examination, needs: Needs | None = None) -> list[Finding]:
+def findings(examination: Examination, needs: Requirements | None = None) -> list[DoctorFinding]:
     """Everything that is wrong, the worst first."""
-    needs = needs or Needs()
+    needs = needs or Requirements()
     found = [finding for check in CHECKS for finding in check(examination, needs)]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
-def require_healthy(examination: Examination, needs: Needs | None = None) -> list[Finding]:
+def require_healthy(
+    examination: Examination, needs: Requirements | None = None
+) -> list[DoctorFinding]:
     """Raise what keeps the job from working; return the rest."""
     found = findings(examination, needs)
     errors = [finding for finding in found if finding.severity == "error"]
@@ -55,10 +57,10 @@ def require_healthy(examination: Examination, needs: Needs | None = None) -> lis
     return found
 
 
-def missing_members(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def missing_members(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     if examination.missing:
         names = ", ".join(examination.missing)
-        yield Finding(
+        yield DoctorFinding(
             kind="missing-member",
             severity="error",
             members=examination.missing,
@@ -67,7 +69,7 @@ def missing_members(examination: Examination, needs: Needs) -> Iterator[Finding]
         )
 
 
-def wrong_interface(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def wrong_interface(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     """A member told the others an address that is not the one they can reach it at."""
     for facts in examination.facts:
         failed = [p for p in examination.pairs if p.target == facts.member and p.problem]
@@ -83,7 +85,7 @@ def wrong_interface(examination: Examination, needs: Needs) -> Iterator[Finding]
             continue
         said = f"{facts.member} on {facts.host} announced {facts.address}"
         where = f" ({facts.interface})" if facts.interface else ""
-        yield Finding(
+        yield DoctorFinding(
             kind="wrong-interface",
             severity="error",
             members=[facts.member],
@@ -92,7 +94,7 @@ def wrong_interface(examination: Examination, needs: Needs) -> Iterator[Finding]
         )
 
 
-def blocked_port(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def blocked_port(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     """A member is there (it reached worker 0) and yet cannot be reached itself."""
     by_name = {facts.member: facts for facts in examination.facts}
     causes: dict[tuple[str, str], list[Pair]] = defaultdict(list)
@@ -112,7 +114,7 @@ def blocked_port(examination: Examination, needs: Needs) -> Iterator[Finding]:
             "unroutable": (": there is no route to that address.", routed),
         }
         words, fix = explained.get(problem, (f": {problem}.", opened))
-        yield Finding(
+        yield DoctorFinding(
             kind="no-route" if problem == "unroutable" else "blocked-port",
             severity="error",
             members=[target],
@@ -121,7 +123,7 @@ def blocked_port(examination: Examination, needs: Needs) -> Iterator[Finding]:
         )
 
 
-def clock_off(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def clock_off(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     """Judged against worker 0, and once per host: members of one host share its clock."""
     by_name = {facts.member: facts for facts in examination.facts}
     seen: set[str] = set()
@@ -133,7 +135,7 @@ def clock_off(examination: Examination, needs: Needs) -> Iterator[Finding]:
             continue
         seen.add(facts.host)
         way = "ahead of" if offset > 0 else "behind"
-        yield Finding(
+        yield DoctorFinding(
             kind="clock",
             severity="warning",
             members=[pair.target],
@@ -143,7 +145,7 @@ def clock_off(examination: Examination, needs: Needs) -> Iterator[Finding]:
         )
 
 
-def different_versions(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def different_versions(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     """Members must run the same torch and Paceline; another Python is worth knowing."""
     for name in ("torch", "paceline", "python"):
         holders: dict[str, list[str]] = defaultdict(list)
@@ -155,7 +157,7 @@ def different_versions(examination: Examination, needs: Needs) -> Iterator[Findi
             common = max(holders, key=lambda version: len(holders[version]))
             odd = [member for v, who in holders.items() if v != common for member in who]
             same = f"install {name} {common} for {', '.join(odd)}."
-            yield Finding(
+            yield DoctorFinding(
                 kind=f"{name}-versions",
                 severity="warning" if name == "python" else "error",
                 members=odd,
@@ -164,7 +166,7 @@ def different_versions(examination: Examination, needs: Needs) -> Iterator[Findi
             )
 
 
-def small_shared_memory(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def small_shared_memory(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     for facts in _one_per_host(examination):
         size, needed = facts.shared_memory_bytes, needs.shared_memory_bytes
         where = f"/dev/shm on {facts.host} ({facts.member})"
@@ -180,7 +182,7 @@ def small_shared_memory(examination: Examination, needs: Needs) -> Iterator[Find
         else:
             continue
         grow = f"`mount -o remount,size={needed // 2**20 + 1}M /dev/shm`"
-        yield Finding(
+        yield DoctorFinding(
             kind="shared-memory",
             severity="error" if facts.local_members > 1 else "warning",
             members=[facts.member],
@@ -190,7 +192,7 @@ def small_shared_memory(examination: Examination, needs: Needs) -> Iterator[Find
         )
 
 
-def too_many_threads(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def too_many_threads(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     """More threads than cores: of one member, or of all members of a host together."""
     for facts in _one_per_host(examination):
         members, wanted = facts.local_members, facts.threads * facts.local_members
@@ -199,7 +201,7 @@ def too_many_threads(examination: Examination, needs: Needs) -> Iterator[Finding
         each = max(1, min(facts.cores, facts.host_cores // members))
         if each == facts.threads:
             continue  # more members than cores: no number of threads mends that
-        yield Finding(
+        yield DoctorFinding(
             kind="threads",
             severity="warning",
             members=[facts.member],
@@ -209,12 +211,12 @@ def too_many_threads(examination: Examination, needs: Needs) -> Iterator[Finding
         )
 
 
-def busy_machine(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def busy_machine(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     """Cores that somebody else uses are not there for the job."""
     for facts in _one_per_host(examination):
         if facts.load is None or facts.load <= BUSY_FRACTION * facts.host_cores:
             continue
-        yield Finding(
+        yield DoctorFinding(
             kind="busy-machine",
             severity="warning",
             members=[facts.member],
@@ -225,10 +227,10 @@ def busy_machine(examination: Examination, needs: Needs) -> Iterator[Finding]:
         )
 
 
-def tunnel_rights(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def tunnel_rights(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     for facts in _one_per_host(examination):
         if facts.missing_rights:
-            yield Finding(
+            yield DoctorFinding(
                 kind="tunnel-rights",
                 severity="error" if needs.tunnel else "note",
                 members=[facts.member],
@@ -238,11 +240,11 @@ def tunnel_rights(examination: Examination, needs: Needs) -> Iterator[Finding]:
             )
 
 
-def container_engine(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def container_engine(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     for facts in _one_per_host(examination):
         if needs.container and needs.container not in facts.container_engines:
             have = ", ".join(facts.container_engines) or "none"
-            yield Finding(
+            yield DoctorFinding(
                 kind="container-engine",
                 severity="error",
                 members=[facts.member],
@@ -251,7 +253,7 @@ def container_engine(examination: Examination, needs: Needs) -> Iterator[Finding
             )
 
 
-def slow_pair(examination: Examination, needs: Needs) -> Iterator[Finding]:
+def slow_pair(examination: Examination, needs: Requirements) -> Iterator[DoctorFinding]:
     measured = [p for p in examination.pairs if p.bandwidth_bits_per_second is not None]
     rates = sorted(pair.bandwidth_bits_per_second or 0.0 for pair in measured)
     if len(rates) < 3:
@@ -260,7 +262,7 @@ def slow_pair(examination: Examination, needs: Needs) -> Iterator[Finding]:
     for pair in measured:
         rate = pair.bandwidth_bits_per_second or 0.0
         if rate < SLOW_LINK_FRACTION * usual:
-            yield Finding(
+            yield DoctorFinding(
                 kind="slow-link",
                 severity="warning",
                 members=[pair.source, pair.target],
@@ -270,7 +272,7 @@ def slow_pair(examination: Examination, needs: Needs) -> Iterator[Finding]:
             )
 
 
-Check = Callable[[Examination, Needs], Iterator[Finding]]
+Check = Callable[[Examination, Requirements], Iterator[DoctorFinding]]
 CHECKS: tuple[Check, ...] = (
     missing_members,
     wrong_interface,
@@ -286,8 +288,8 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _one_per_host(examination: Examination) -> list[Facts]:
-    by_host: dict[str, Facts] = {}
+def _one_per_host(examination: Examination) -> list[MemberFacts]:
+    by_host: dict[str, MemberFacts] = {}
     for facts in examination.facts:
         by_host.setdefault(facts.host, facts)
     return list(by_host.values())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from paceline.diagnose.doctor import Examination, Needs, examine, findings, gather
+from paceline.diagnose.doctor import Examination, Requirements, examine, findings, gather
 from paceline.diagnose.doctor.examination import CALLERS_AT_ONCE
 from paceline.diagnose.doctor.probes import VISITORS_AT_ONCE, Door, Target, probe
 from paceline.errors import DeadlineError, SpecError
@@ -85,7 +85,9 @@ def test_all_pairs_are_probed_and_all_members_know_the_same(listener: socket.soc
     }
     assert all(pair.problem == "" for pair in first.pairs)
     assert all(pair.round_trip_seconds for pair in first.pairs)
-    wrong = [f for f in findings(first, Needs(shared_memory_bytes=0)) if f.severity == "error"]
+    wrong = [
+        f for f in findings(first, Requirements(shared_memory_bytes=0)) if f.severity == "error"
+    ]
     assert wrong == []
 
 

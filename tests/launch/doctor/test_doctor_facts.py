@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.diagnose.doctor import Examination, Needs, findings, gather
+from paceline.diagnose.doctor import Examination, Requirements, findings, gather
 from paceline.launch import Identity
 
 
@@ -37,11 +37,11 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
 def test_shared_memory_that_is_too_small_is_named(small_memory: Path) -> None:
     two_on_one_host = Identity(workers=2, local_members=2)
     facts = gather(two_on_one_host, {"OMP_NUM_THREADS": "1"}, shared_memory=small_memory)
-    found = findings(Examination(facts=[facts]), Needs(shared_memory_bytes=2**28))
+    found = findings(Examination(facts=[facts]), Requirements(shared_memory_bytes=2**28))
     (finding,) = [f for f in found if f.kind == "shared-memory"]
     assert finding.severity == "error"
     assert "has 67.1 MB, and the job needs 268 MB" in finding.problem
-    enough = findings(Examination(facts=[facts]), Needs(shared_memory_bytes=2**20))
+    enough = findings(Examination(facts=[facts]), Requirements(shared_memory_bytes=2**20))
     assert [f for f in enough if f.kind == "shared-memory"] == []
 
 

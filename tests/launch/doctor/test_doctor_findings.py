@@ -5,15 +5,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.diagnose.doctor import Examination, Facts, Needs, Pair, findings, require_healthy
+from paceline.diagnose.doctor import (
+    Examination,
+    MemberFacts,
+    Pair,
+    Requirements,
+    findings,
+    require_healthy,
+)
 from paceline.diagnose.doctor.findings import CHECKS
 from paceline.errors import MissingError
 
 GIB = 2**30
 
 
-def facts(index: int, **changes: Any) -> Facts:
-    healthy = Facts(
+def facts(index: int, **changes: Any) -> MemberFacts:
+    healthy = MemberFacts(
         member=f"worker{index}",
         host=f"node{index}",
         address=f"10.0.0.{index}",
@@ -61,24 +68,24 @@ def examination(
     )
 
 
-PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
+PLANTED: dict[str, tuple[Examination, Requirements, str, str, str]] = {
     "missing-member": (
         examination(missing=["worker2"]),
-        Needs(),
+        Requirements(),
         "error",
         "worker2 never reached worker0 at 10.0.0.0:7718",
         "what they printed",
     ),
     "blocked-port": (
         examination(pairs={(0, 1): {"problem": "dropped"}, (2, 1): {"problem": "dropped"}}),
-        Needs(),
+        Requirements(),
         "error",
         "worker0, worker2 cannot reach worker1 on node1 at 10.0.0.1:40000: packets are dropped",
         "open TCP ports 32768-60999 on node1",
     ),
     "no-route": (
         examination(pairs={(0, 1): {"problem": "unroutable"}}),
-        Needs(),
+        Requirements(),
         "error",
         "no route",
         "PACELINE_ADDRESS",
@@ -87,7 +94,7 @@ PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
         examination(
             pairs={(0, 1): {"problem": "unroutable", "answers_at": "10.9.0.1"}},
         ),
-        Needs(),
+        Requirements(),
         "error",
         "worker1 on node1 announced 10.0.0.1 (eth0), because it carries the default route; "
         "but 10.9.0.1 (ib0) answers",
@@ -95,7 +102,7 @@ PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
     ),
     "torch-versions": (
         examination({2: {"versions": {"python": "3.11.2", "torch": "2.6.0", "paceline": "0.1.0"}}}),
-        Needs(),
+        Requirements(),
         "error",
         "2.13.0: worker0, worker1; 2.6.0: worker2",
         "install torch 2.13.0 for worker2",
@@ -104,49 +111,49 @@ PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
         examination(
             {0: {"versions": {"python": "3.12.1", "torch": "2.13.0", "paceline": "0.1.0"}}}
         ),
-        Needs(),
+        Requirements(),
         "warning",
         "3.11: worker1, worker2; 3.12: worker0",
         "install python 3.11 for worker0",
     ),
     "shared-memory": (
         examination({1: {"shared_memory_bytes": 64 * 2**20, "local_members": 2, "threads": 4}}),
-        Needs(),
+        Requirements(),
         "error",
         "/dev/shm on node1 (worker1) has 67.1 MB, and the job needs 268 MB",
         "--shm-size",
     ),
     "clock": (
         examination(pairs={(0, 2): {"clock_offset_seconds": -2.0}}),
-        Needs(),
+        Requirements(),
         "warning",
         "the clock of node2 (worker2) is 2.00 s behind worker0's",
         "chrony",
     ),
     "threads": (
         examination({1: {"local_members": 4}}),
-        Needs(),
+        Requirements(),
         "warning",
         "4 members on node1 would run 32 threads on 8 cores",
         "OMP_NUM_THREADS=2",
     ),
     "tunnel-rights": (
         examination({0: {"missing_rights": ("CAP_NET_ADMIN",)}}),
-        Needs(tunnel=True),
+        Requirements(tunnel=True),
         "error",
         "the tunnel cannot be built on node0: CAP_NET_ADMIN missing",
         "root",
     ),
     "container-engine": (
         examination(),
-        Needs(container="apptainer"),
+        Requirements(container="apptainer"),
         "error",
         "apptainer cannot be used on node0; there is: podman",
         "install and start apptainer",
     ),
     "busy-machine": (
         examination({1: {"load": 14.0}}),
-        Needs(),
+        Requirements(),
         "warning",
         "node1 is busy already: 14.0 threads want its 8 cores",
         "uptime",
@@ -159,7 +166,7 @@ PLANTED: dict[str, tuple[Examination, Needs, str, str, str]] = {
                 for j in range(3)
             }
         ),
-        Needs(),
+        Requirements(),
         "warning",
         "worker1 to worker2 carries 0.10 Gbit/s, where the others carry 10.00",
         "ethtool",
