@@ -70,9 +70,10 @@ def test_one_worker_meets_nobody_and_is_over_at_once():
     crew.close()
 
 
-def test_one_whose_watching_thread_has_seen_the_end_closes_all_the_same():
+def test_a_crew_whose_watching_thread_has_seen_the_end_closes():
     crew = Crew(identity(0, workers=1), HashStore(), deadline_seconds=SECONDS)
     crew._closing = True
     crew._mailbox.wake()
     crew._thread.join(SECONDS)
+    assert not crew._thread.is_alive()
     crew.close()

@@ -290,7 +290,8 @@ def with_different_models(session):
 
 
 def take_steps(session, before_second_step):
-    """A plain first step; something else in the second."""
+    """Take a plain first step, and something else in the second; return the weights."""
+    torch.manual_seed(1)
     model = nn.Linear(20, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.distribute(model, optimizer)
@@ -300,34 +301,36 @@ def take_steps(session, before_second_step):
         if step == 1:
             before_second_step(model, optimizer)
         optimizer.step()
+    session.architecture.settle()
+    return model.weight.tolist()
 
 
 def with_a_second_backward(session):
-    take_steps(session, lambda model, _: model(torch.ones(4, 20)).sum().backward())
+    return take_steps(session, lambda model, _: model(torch.ones(4, 20)).sum().backward())
 
 
 def with_gradients_read(session):
-    take_steps(session, lambda model, _: model.weight.grad.abs().mean())
+    return take_steps(session, lambda model, _: model.weight.grad.abs().mean())
 
 
 def with_gradients_scaled(session):
-    take_steps(session, lambda model, _: model.weight.grad.mul_(0.5))
+    return take_steps(session, lambda model, _: model.weight.grad.mul_(0.5))
 
 
 def with_gradients_replaced(session):
-    take_steps(session, lambda model, _: setattr(model.weight, "grad", torch.ones(3, 20)))
+    return take_steps(session, lambda model, _: setattr(model.weight, "grad", torch.ones(3, 20)))
 
 
 def with_gradients_cleared(session):
-    take_steps(session, lambda _, optimizer: optimizer.zero_grad())
+    return take_steps(session, lambda _, optimizer: optimizer.zero_grad())
 
 
 def with_a_rate_changed_late(session):
-    take_steps(session, lambda _, optimizer: optimizer.param_groups[0].update(lr=0.01))
+    return take_steps(session, lambda _, optimizer: optimizer.param_groups[0].update(lr=0.01))
 
 
 def with_weights_read_early(session):
-    take_steps(session, lambda model, _: model.weight.norm())
+    return take_steps(session, lambda model, _: model.weight.norm())
 
 
 def with_weights_changed_by_one(session):
@@ -342,7 +345,7 @@ def with_weights_changed_by_one(session):
             optimizer.zero_grad()
             model(torch.ones(4, 20)).sum().backward()
 
-    take_steps(session, change)
+    return take_steps(session, change)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -377,8 +380,11 @@ def test_what_cannot_work_is_said_before_it_goes_wrong(function, told, transport
         with_weights_read_early,
     ],
 )
-def test_the_way_out_works(function):
-    run(function, workers=2, architecture=server("placement=colocated,update=worker"))
+def test_where_workers_update_such_scripts_train_as_alone(function):
+    alone = run(function, workers=1, architecture=spec.Single())[0]
+    found = run(function, workers=2, architecture=server("placement=colocated,update=worker"))
+    for weights in found:
+        np.testing.assert_allclose(weights, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE.values(), ids=ELEMENTWISE)

@@ -113,8 +113,8 @@ class TestAsynchrony:
     def test_staleness_that_costs_nothing_is_said_all_the_same(self, tmp_path):
         found = explain(self.stale(tmp_path / "run"))
         assert found.learning.staleness == pytest.approx(1.0)
-        if found.healthy:
-            assert "updates old" in found.verdict
+        assert found.healthy
+        assert "updates old" in found.verdict
 
 
 class TestFailures:

@@ -63,6 +63,8 @@ def test_a_link_can_change_while_it_runs(rights):
     with Tunnel([HostPlan(name="a", link=FAST)]) as network:
         network.reshape("a", SLOW)
         links.read_back(network.namespace("a"), {"eth0": SLOW})
+        with pytest.raises(PacelineError, match="kernel has 100 Mbit/s"):
+            links.read_back(network.namespace("a"), {"eth0": FAST})
 
 
 def test_counters_tell_what_a_cable_carried(rights):

@@ -250,8 +250,9 @@ def test_wake_ends_a_wait():
     mailbox.close()
 
 
-def test_a_reply_to_one_who_is_gone_is_dropped(pair):
+def test_a_reply_to_a_worker_that_has_left_is_dropped(pair):
     server, worker, endpoint = pair
+    let_in(worker, server)
     server.reply("worker9", [Answer(0, 0)])
     leaver = type(worker)("worker1", KINDS, JobKey("secret"))
     leaver.connect("server0", endpoint)
@@ -262,6 +263,8 @@ def test_a_reply_to_one_who_is_gone_is_dropped(pair):
     receive(server, seconds=0.1)
     for _ in range(3):
         server.reply("worker1", [Answer(0, 0)], [b"weights"])
+    server.reply("worker0", [Answer(0, 1)])
+    assert [packet.messages for packet in receive(worker)] == [[Answer(0, 1)]]
 
 
 def receive_until_lost(mailbox, seconds=SECONDS):

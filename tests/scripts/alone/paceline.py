@@ -7,10 +7,16 @@ import torch
 
 
 def init():
+    given.clear()
     return SimpleNamespace(rank=0, workers=1)
 
 
+given = []
+"""Values of each model at the moment it was distributed."""
+
+
 def distribute(model, *optimizers):
+    given.append([v for p in model.parameters() for v in p.detach().flatten().tolist()])
     return model, *optimizers
 
 

@@ -1,16 +1,22 @@
-"""Run scripts as plain PyTorch and print their results: `python run.py SCRIPT…`, one JSON object.
+"""Run all scripts as plain PyTorch; print their values, and what the models were, as JSON.
 
 Started with this folder first on the path, so that `import paceline` finds the one that does
 nothing.
 """
 
 import json
-import runpy
 import sys
-from pathlib import Path
 
 import torch
 
+import paceline
+from tests.scripts import harness
+
 torch.set_num_threads(1)
-results = {name: runpy.run_path(name)["result"] for name in sys.argv[1:]}
-json.dump({Path(name).stem: result for name, result in results.items()}, sys.stdout)
+results = {}
+for name in harness.SCRIPTS:
+    paceline.given.clear()
+    values, _ = harness.run(name)
+    start = [value for weights in paceline.given for value in weights]
+    results[name] = {"values": values, "start": start}
+json.dump(results, sys.stdout)
