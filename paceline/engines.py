@@ -87,8 +87,9 @@ def _named(experiment: spec.Experiment, table: dict[str, str]) -> Any:
 def check_here(experiment: spec.Experiment) -> None:
     """Raise SpecError for what would silently not happen on this machine, or cannot work here."""
     check_faults(experiment)
-    if isinstance(experiment.architecture, spec.Server):
-        plan.check(experiment.architecture, plan.written_shape(experiment))
+    served = experiment.architecture.serves_workers
+    if served is not None:
+        plan.check(served, plan.written_shape(experiment))
 
 
 def here(

@@ -1,4 +1,7 @@
-"""How members agree on the next weights: one file each, named as the user types it; one table."""
+"""How members agree on the next weights: one file each, named as the user types it.
+
+Which code an architecture is built by, its structure in `spec` says.
+"""
 
 import os
 from collections.abc import Callable
@@ -10,34 +13,22 @@ import msgspec
 from paceline import spec
 from paceline.architectures.base import Architecture
 from paceline.collectives.context import Context
-
-TABLE: dict[str, str] = {
-    "single": "paceline.architectures.single:SingleArchitecture",
-    "ring": "paceline.architectures.ring:build",
-    "server": "paceline.architectures.server:build",
-    "average": "paceline.architectures.average:AverageArchitecture",
-    "hybrid": "paceline.architectures.hybrid:HybridArchitecture",
-    "replicated": "paceline.architectures.replicated:ReplicatedArchitecture",
-    "pipeline": "paceline.architectures.pipeline:PipelineArchitecture",
-}
-"""Name -> what makes one from `(options, context)`, loaded when asked for."""
-
-SERVERS: dict[str, str] = {
-    "server": "paceline.architectures.server:serve",
-    "hybrid": "paceline.architectures.hybrid:serve",
-}
-"""Name -> main function `(options, context) -> counters` of its server members."""
+from paceline.errors import SpecError
 
 
 def build(options: spec.Architecture, context: Context) -> Architecture:
     """One worker's side of the architecture `options` describes."""
-    made: Architecture = _entry(TABLE, options)(options, context)
+    made: Architecture = _code(options.built_by)(options, context)
     return made
 
 
 def serve(options: spec.Architecture, context: Context) -> dict[str, object]:
     """Be a server member until the workers are done; returns its counters."""
-    counters: dict[str, object] = _entry(SERVERS, options)(options, context)
+    if not options.served_by:
+        name = spec.architecture_name(options)
+        problem = f"{name} has no servers, and this member is one."
+        raise SpecError("--servers", problem, "leave servers out.")
+    counters: dict[str, object] = _code(options.served_by)(options, context)
     return counters
 
 
@@ -45,22 +36,23 @@ def resolve(
     options: spec.Architecture, *, workers: int, hosts: int, gpus: int
 ) -> tuple[spec.Architecture, str]:
     """Replace `auto` by a choice, with the reason in words; anything else stays as it is."""
-    if not isinstance(options, spec.Auto):
+    if not options.is_undecided:
         return options, "as asked"
     if workers == 1:
         return spec.Single(), "one worker has nobody to agree with"
     if gpus >= workers:
         return spec.Ring(), "NCCL's all-reduce is the fastest between GPUs"
-    if hosts == 1 and "server" in TABLE:
+    if hosts == 1:
         reason = "workers on one host exchange through shared memory"
         return spec.Server(placement="colocated"), reason
     return spec.Ring(), "an all-reduce uses every link in both directions and needs no servers"
 
 
-def _entry(table: dict[str, str], options: spec.Architecture) -> Callable[..., Any]:
-    module, _, attribute = table[spec.architecture_name(options)].partition(":")
-    entry: Callable[..., Any] = getattr(import_module(module), attribute)
-    return entry
+def _code(place: str) -> Callable[..., Any]:
+    """What `built_by` or `served_by` names, loaded when asked for."""
+    module, _, attribute = place.partition(":")
+    code: Callable[..., Any] = getattr(import_module(module), attribute)
+    return code
 
 
 def to_environment(options: spec.Architecture) -> dict[str, str]:
@@ -74,5 +66,4 @@ def from_environment() -> spec.Architecture | None:
         return None
     if not text.startswith("{"):
         return spec.parse_architecture(text, "PACELINE_ARCHITECTURE")
-    options: spec.Architecture = msgspec.json.decode(text, type=spec.Architecture)
-    return options
+    return spec.decode_architecture(msgspec.json.decode(text), "PACELINE_ARCHITECTURE")

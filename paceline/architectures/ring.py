@@ -11,5 +11,5 @@ from paceline.protocol.buckets import RING_BUCKET_BYTES
 def build(options: spec.Ring, context: Context) -> Architecture:
     """Every worker sends to the next, over gloo, NCCL or MPI; nobody serves."""
     collective = connect(context, options.backend)
-    bucket_bytes = options.bucket_bytes or RING_BUCKET_BYTES
+    bucket_bytes = options.piece_bytes or RING_BUCKET_BYTES
     return BucketedArchitecture(collective, context, bucket_bytes=bucket_bytes)

@@ -152,7 +152,7 @@ def _surroundings(base: spec.Experiment, axes: spec.Axes) -> Iterator[spec.Exper
 def _ours(
     experiment: spec.Experiment, architecture: spec.Architecture, workers: int, axes: spec.Axes
 ) -> Iterator[Cell]:
-    if isinstance(architecture, spec.Single):
+    if architecture == spec.Single():
         return  # there already, as the baseline
     asked = axes.servers or (experiment.cluster.servers or 1,)
     for servers in asked if architecture.takes_servers else (0,):

@@ -87,8 +87,9 @@ def _open(experiment: spec.Experiment, session: Session) -> tuple[data.Dataset, 
         session.note("emulated device: no data, gradients or updates are computed, loss unknown")
         return data.open("synthetic", input_shape=(1,)), emulated
     dataset = batches.open_data(experiment.workload)
-    if isinstance(experiment.architecture, spec.Pipeline):
-        return dataset, build_stages(experiment, experiment.architecture, session, dataset)
+    staging = experiment.architecture.staging
+    if staging is not None:
+        return dataset, build_stages(experiment, staging, session, dataset)
     return dataset, build_model(experiment.workload, dataset)
 
 
@@ -202,13 +203,13 @@ class _Worker:
         workload, session = self._workload, self._session
         if self._random:  # a function of the step and the worker, so that resuming is exact
             torch.manual_seed(hash((workload.seed, step, session.rank)) & 0x7FFF_FFFF_FFFF)
-        kind = self._experiment.architecture
+        staging = self._experiment.architecture.staging
         rate = learning_rate(
             workload,
             step=step,
             num_steps=self._num_steps,
             workers=session.workers,
-            replicas=kind.replicas if isinstance(kind, spec.Pipeline) else None,
+            replicas=staging.replicas if staging is not None else None,
         )
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate

@@ -65,7 +65,7 @@ class Recording:
         architecture = self._session.architecture
         assert architecture is not None
         streaming = streaming_of(architecture)
-        if isinstance(self._session.options, spec.Server) and streaming is None:
+        if self._session.options.serves_workers is not None and streaming is None:
             return False  # not yet: servers do not have the weights
         if self._passes is None:
             self._streaming = streaming

@@ -93,7 +93,7 @@ def with_choice(experiment: spec.Experiment) -> spec.Experiment:
     chosen, reason = architectures.resolve(
         experiment.architecture, workers=cluster.workers, hosts=hosts, gpus=_gpus()
     )
-    if isinstance(experiment.architecture, spec.Auto):
+    if experiment.architecture.is_undecided:
         if hosts > 1 and (advised := choose(experiment)) is not None:
             chosen, reason = advised
         text = f"architecture: {spec.format_architecture(chosen)}, because {reason}"
@@ -142,7 +142,7 @@ def check_applies(experiment: spec.Experiment) -> None:
 
 def check_gpus(kind: spec.Architecture, workers: int, gpus: int) -> None:
     """Raise where an architecture asks for GPUs that are not here, before anybody is started."""
-    if isinstance(kind, spec.Ring | spec.Average) and kind.backend == "nccl" and workers > gpus:
+    if kind.collective == "nccl" and workers > gpus:
         problem = f"{workers} workers share {gpus} GPUs, and NCCL needs one for each."
         fix = "leave backend out: workers that share a GPU then exchange by gloo."
         raise SpecError("--architecture", problem, fix)

@@ -76,9 +76,9 @@ def command(
     from paceline.errors import SpecError
     from paceline.predict import curve
     from paceline.predict import scorecard as scores
-    from paceline.predict.answer import unpredictable
     from paceline.predict.chakra import write_traces
     from paceline.predict.changes import vary
+    from paceline.predict.model import model_of
 
     if scorecard:
         _show_scores(scores.read(runs), json)
@@ -107,8 +107,8 @@ def command(
     kind = spec.parse_architecture(architecture) if architecture else spec.Auto()
     if not kind.takes_one_worker:
         given["workers"] = max(numbers)
-    if isinstance(kind, spec.Replicated):
-        raise unpredictable(spec.architecture_name(kind))
+    if not kind.is_undecided:
+        model_of(kind)  # raises for an architecture that no model predicts
     if data is not None:
         check_data(data)
     base = spec.load(file) if file else spec.Experiment(workload=spec.Workload(data="synthetic"))
@@ -209,7 +209,7 @@ def with_choice(experiment: "spec.Experiment", workers: int) -> "spec.Experiment
     from paceline.predict.advice import advise, choose, without_servers
     from paceline.predict.changes import vary
 
-    if not isinstance(experiment.architecture, spec.Auto):
+    if not experiment.architecture.is_undecided:
         return experiment
     computing = [host for host in experiment.cluster.hosts if host.workers]
     if len(computing) > 1:  # hosts that differ are asked about as they are: none may be left out

@@ -300,8 +300,8 @@ def slower_phase(evidence: Evidence) -> str:
 
 def _against_bubble(evidence: Evidence) -> Iterator[Action]:
     """Stages that are longer than the others bound a pipeline whatever else is done."""
-    facts, needs, kind = evidence.facts, evidence.needs, evidence.facts.architecture
-    if not isinstance(kind, spec.Pipeline):
+    facts, needs, kind = evidence.facts, evidence.needs, evidence.facts.architecture.staging
+    if kind is None:
         return
     stages, parts = facts.summary.workers // kind.replicas, kind.microbatches
     each = parts

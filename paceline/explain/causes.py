@@ -198,11 +198,7 @@ def far_away(facts: Facts) -> str:
 
 def small_pieces(kind: spec.Architecture) -> int | None:
     """Bytes of the pieces that gradients travel in, where somebody made them small."""
-    size = None
-    if isinstance(kind, spec.Ring):
-        size = kind.bucket_bytes
-    elif isinstance(kind, spec.Server):
-        size = kind.chunk_bytes
+    size = kind.piece_bytes
     return size if size is not None and size < SMALL_PIECE_BYTES else None
 
 
@@ -238,7 +234,7 @@ def compression_seconds(facts: Facts) -> float:
 
 
 def _cause_of_wait(facts: Facts, late: Late | None) -> CauseName:
-    if isinstance(facts.architecture, spec.Pipeline):  # stages wait for each other by design
+    if facts.architecture.staging is not None:  # stages wait for each other by design
         return "bubble"
     if late is None:
         return "jitter"

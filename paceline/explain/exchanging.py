@@ -149,8 +149,8 @@ def nearer(evidence: Evidence) -> Iterator[Action]:
 
 def _rarer_averages(evidence: Evidence) -> Iterator[Action]:
     facts, needs = evidence.facts, evidence.needs
-    kind = facts.architecture
-    if isinstance(kind, spec.Average):
+    kind = facts.architecture.averaging
+    if kind is not None:
         rarer = msgspec.structs.replace(kind, every=8 * kind.every)
         text = f"average every {rarer.every} steps in place of {kind.every}: it trains differently"
         promised = gain(needs, _with_exchange(needs, 1 / 8))
@@ -163,8 +163,8 @@ def larger_pieces(evidence: Evidence) -> Iterator[Action]:
     size = small_pieces(kind)
     if size is None:
         return
-    option = "bucket" if isinstance(kind, spec.Ring) else "chunk"
-    whole = msgspec.structs.replace(kind, **{option: "auto"})
+    option = kind.piece_option
+    whole = kind.changed(**{option: "auto"})
     text = f"exchange larger pieces than {format_bytes(size)}: leave {option} out"
     promised = spared(needs, 0.3 * needs.exposed, needs.exposed)
     yield Action(text=text, gain=promised, change=architecture_of(whole))
@@ -174,7 +174,7 @@ def shared_update(evidence: Evidence) -> Iterator[Action]:
     """Every worker of a ring updates all weights; workers that serve update their part alone."""
     facts, needs = evidence.facts, evidence.needs
     update, workers = facts.typical.phases["update"], facts.summary.workers
-    if not isinstance(facts.architecture, spec.Ring) or workers < 2 or not facts.computes_here:
+    if not facts.architecture.is_all_reduce or workers < 2 or not facts.computes_here:
         return
     spare = (1 - 1 / workers) * update
     text = "let each worker update a part of the weights: server:placement=colocated, for "
@@ -186,14 +186,14 @@ def shared_update(evidence: Evidence) -> Iterator[Action]:
 def fewer_rounds(evidence: Evidence) -> Iterator[Action]:
     """Two messages one after the other in place of the ring's 2(n-1)."""
     facts, needs = evidence.facts, evidence.needs
-    if isinstance(facts.architecture, spec.Ring) and facts.summary.workers > 2:
+    if facts.architecture.is_all_reduce and facts.summary.workers > 2:
         factor = 1 / (facts.summary.workers - 1)
         fewer = replace(needs, latency=needs.latency * factor)
         text = "exchange in two messages in place of a ring's "
         text += f"{2 * (facts.summary.workers - 1)}: server:placement=colocated"
         change = architecture_of(spec.Server(placement="colocated"))
         yield Action(text=text, gain=gain(needs, fewer), change=change)
-    if not isinstance(facts.architecture, spec.Average):
+    if facts.architecture.averaging is None:
         text = "exchange less often: average:every=8 trains differently, and compare says how much"
         yield Action(text=text)
 
@@ -222,7 +222,7 @@ def through_memory(evidence: Evidence) -> Iterator[Action]:
     advised = spec.Server(placement="colocated")
     if facts.shares_memory or not facts.would_share_memory(advised) or facts.summary.workers < 2:
         return
-    if not isinstance(facts.architecture, spec.Ring | spec.Server):
+    if not facts.architecture.is_all_reduce and server_of(evidence) is None:
         return
     most = (1 - 0.1 / SHARED_MEMORY_FACTOR) * needs.exposed
     promised = spared(needs, 0.4 * needs.exposed, most)
@@ -258,8 +258,7 @@ def _with_exchange(needs: Needs, factor: float) -> Needs:
 
 
 def server_of(evidence: Evidence) -> spec.Server | None:
-    kind = evidence.facts.architecture
-    return kind if isinstance(kind, spec.Server) else None
+    return evidence.facts.architecture.serves_workers
 
 
 def architecture_of(architecture: spec.Architecture) -> dict[str, object]:

@@ -122,9 +122,10 @@ class Facts:
     def would_share_memory(self, kind: spec.Architecture) -> bool:
         if self.experiment.engine != "here" or len(self.hosts) != 1:
             return False
-        if not isinstance(kind, spec.Server):
+        served = kind.serves_workers
+        if served is None:
             return kind.sums_in_host
-        return shares_memory(kind, written_shape(self.experiment))
+        return shares_memory(served, written_shape(self.experiment))
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -191,7 +192,7 @@ def _architecture(
     steps: dict[str, list[Step]],
 ) -> spec.Architecture:
     """How the members agreed; a peer's record can be read where it tells exchanging apart."""
-    if summary.architecture.partition(":")[0] in spec.ARCHITECTURES:
+    if summary.architecture.partition(":")[0] in spec.known_architectures():
         return spec.parse_architecture(summary.architecture, str(run.path))
     told = any("exchange_exposed" in s.breakdown_seconds for own in steps.values() for s in own)
     if told:  # our own exchange under another framework: the experiment says which

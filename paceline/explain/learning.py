@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Any
 
-from paceline import record, spec
+from paceline import record
 from paceline.explain import samples
 from paceline.explain.facts import Facts
 from paceline.explain.findings import CauseName, Learning, RateRise
@@ -194,8 +194,7 @@ def do_not_move(facts: Facts) -> bool:
 
 def reach(facts: Facts) -> dict[str, Any]:
     """What a worker's script told of its model's weights (`training.reach`); empty for nothing."""
-    divided = isinstance(facts.architecture, spec.Pipeline | spec.Replicated)
-    if divided or facts.experiment.workload.script is None:
+    if facts.architecture.divides_model or facts.experiment.workload.script is None:
         return {}
     told = [member.counters.get("reach") for member in facts.members]
     return next((found for found in told if isinstance(found, dict) and found), {})

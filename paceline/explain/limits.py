@@ -50,11 +50,12 @@ def exchange_seconds(
     kind: spec.Architecture, workers: int, servers: int, size_bytes: float, bytes_per_second: float
 ) -> float | None:
     """The closed form of an architecture; None where there is none."""
-    if isinstance(kind, spec.Server):
+    served = kind.serves_workers
+    if served is not None:
         return placement.exchange_seconds(
-            kind.placement, workers, max(servers, 1), size_bytes, bytes_per_second
+            served.placement, workers, max(servers, 1), size_bytes, bytes_per_second
         )
-    if isinstance(kind, spec.Ring):
+    if kind.is_all_reduce:
         return placement.ring_seconds(workers, size_bytes, bytes_per_second)
     return None
 
@@ -67,7 +68,7 @@ def gradient_bytes(facts: Facts) -> float | None:
         return float(sum(known))
     workers = facts.summary.workers
     sent = [facts.traffic[w.name].bytes_sent for w in facts.workers if w.name in facts.traffic]
-    if isinstance(facts.architecture, spec.Ring) and workers > 1 and sent and facts.links:
+    if facts.architecture.is_all_reduce and workers > 1 and sent and facts.links:
         return max(sent) * workers / (2 * (workers - 1))
     return None
 

@@ -9,7 +9,6 @@ much of the *next* exchange would be hidden is not known.
 import math
 from dataclasses import dataclass, replace
 
-from paceline import spec
 from paceline.explain.facts import Facts, own_seconds
 from paceline.explain.findings import Gain
 
@@ -218,12 +217,11 @@ def _delays(facts: Facts, busiest_seconds: float) -> tuple[float, float]:
     one_way = max(link.latency_seconds for link in facts.links.values())  # the sender's cable's
     rate = max(link.bandwidth_bits_per_second for link in facts.links.values()) / 8
     doublings = math.log2(1 + busiest_seconds * rate / INITIAL_WINDOW_BYTES)
-    return rounds(facts) * one_way, 2 * one_way * doublings
+    return (rounds(facts) or 0.0) * one_way, 2 * one_way * doublings
 
 
-def rounds(facts: Facts) -> float:
-    """Messages of a step's exchange that must follow one another."""
-    workers, kind = facts.summary.workers, facts.architecture
-    if isinstance(kind, spec.Average):
-        return 2 * (workers - 1) / kind.every
-    return 2 * (workers - 1) if isinstance(kind, spec.Ring) else 2
+def rounds(facts: Facts) -> float | None:
+    """Messages of a step's exchange that must follow one another; None where its architecture does
+    not say."""
+    hosts = {member.host for member in facts.members if member.role == "worker"}
+    return facts.architecture.rounds(facts.summary.workers, len(hosts))

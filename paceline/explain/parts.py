@@ -114,9 +114,12 @@ def _exchange(facts: Facts, needs: Needs) -> Divided:
     delay = min(open_to_delay, needs.latency + needs.slow_start) if needs.latency else 0.0
     binding = min(needs.busiest, needs.exposed - delay)
     left = max(0.0, needs.exposed - binding - delay)
-    crossed = f"{rounds(facts):g} messages one after the other"
+    crossed = f"{rounds(facts) or 0:g} messages one after the other"
     proof = f"{crossed}, {format_seconds(needs.latency)} in all; TCP's slow start"
     why = "links unknown" if not facts.links else "what links and servers do not account for"
+    if rounds(facts) is None and facts.links:
+        name = facts.summary.architecture
+        why = f"how many messages of {name} follow one another is unknown, and so what delays cost"
     if facts.shares_memory:
         why = "through shared memory"
     divided: Divided = {

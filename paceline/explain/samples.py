@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from paceline import spec
 from paceline.explain.facts import Facts
 
 SAME_FRACTION, SAME_STEPS = 0.9, 10
@@ -126,7 +125,7 @@ def odd_worker(facts: Facts) -> tuple[str, float, float] | None:
 
 def _own_losses(facts: Facts) -> dict[str, list[float]]:
     """Each worker's, where all train the same weights at once."""
-    if not facts.together or isinstance(facts.architecture, spec.Pipeline):
+    if not facts.together or facts.architecture.staging is not None:
         return {}
     return {
         name: [loss for loss in losses.values() if math.isfinite(loss)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from paceline import spec
 from paceline.explain import difference, limits
 from paceline.explain import learning as learn
 from paceline.explain.actions import (
@@ -352,11 +351,11 @@ def _bubble_in_words(evidence: Evidence, cost: str) -> str:
 
 
 def _late_work_in_words(evidence: Evidence) -> str:
-    facts, kind = evidence.facts, evidence.facts.architecture
+    facts, kind = evidence.facts, evidence.facts.architecture.serving
     workers = facts.summary.workers
     text = f"{late_fraction(facts):.0%} of the gradients come too late for their step and are "
     text += "computed for nothing"
-    if isinstance(kind, spec.Server) and kind.quorum:
+    if kind is not None and kind.quorum:
         text += f": {kind.quorum} of {workers} workers make a step"
     return text
 

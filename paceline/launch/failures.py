@@ -141,8 +141,8 @@ def check_on_loss(experiment: spec.Experiment) -> None:
         problem = "there is one worker, and nobody to go on without it."
         raise SpecError(WHERE, problem, "write stop, and --restarts to start again.")
     check_survives(kind)
-    if isinstance(kind, spec.Server):
-        check(kind, written_shape(experiment))
+    if kind.serves_workers is not None:
+        check(kind.serves_workers, written_shape(experiment))
     for name, needs_all in {
         "reading": experiment.workload.reading != "each",
         "balance": cluster.balance,
@@ -157,10 +157,10 @@ def check_on_loss(experiment: spec.Experiment) -> None:
 
 def why_servers_are_needed(experiment: spec.Experiment) -> str:
     """Why the others cannot go on without a lost server; empty where they can."""
-    kind = experiment.architecture
-    if not isinstance(kind, spec.Server):
+    served = experiment.architecture.serves_workers
+    if served is None:
         return "there are no servers"
-    return why_no_second_homes(kind, written_shape(experiment))
+    return why_no_second_homes(served, written_shape(experiment))
 
 
 def check_survives(kind: spec.Architecture) -> None:
@@ -169,7 +169,7 @@ def check_survives(kind: spec.Architecture) -> None:
         name = spec.format_architecture(kind)
         problem = f"the workers of {name} cannot go on without one of them."
         again = "to start again"
-        if isinstance(kind, spec.Pipeline):
+        if kind.staging is not None:
             again = "to begin anew: a pipeline has no checkpoints"
         raise SpecError(WHERE, problem, f"write stop, and --restarts {again}.")
 

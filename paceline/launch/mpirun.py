@@ -44,8 +44,7 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
 def check_backend(experiment: spec.Experiment) -> None:
     """Raise SpecError for workers over MPI that we would start ourselves: each would be alone in
     its own world."""
-    kind = experiment.architecture
-    if isinstance(kind, spec.Ring | spec.Average) and kind.backend == "mpi":
+    if experiment.architecture.collective == "mpi":
         check_world(1, experiment.cluster.workers)
 
 

@@ -261,7 +261,7 @@ def _advised(
 def _left_out(experiment: spec.Experiment, budget: Sequence[spec.Host]) -> str:
     """The hosts of the budget that are not used, where they are unlike those that are."""
     used, cluster = experiment.cluster.hosts, experiment.cluster
-    if _hosts_used(experiment) == len(budget) or isinstance(experiment.architecture, spec.Single):
+    if _hosts_used(experiment) == len(budget) or experiment.architecture.is_one_process:
         return ""
     kinds = Counter((host.device, host.slowdown, host.link) for host in budget)
     kinds.subtract({(h.device, h.slowdown, h.link): h.count for h in used if h.workers})
@@ -307,9 +307,9 @@ def _servers_needed(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
     dedicated = [
         (outcome.samples_per_second, e.num_servers)
         for e, outcome in tried
-        if isinstance(e.architecture, spec.Server)
-        and e.architecture.mode == "sync"
-        and e.architecture.placement == "dedicated"
+        if (server := e.architecture.serves_workers) is not None
+        and server.mode == "sync"
+        and server.placement == "dedicated"
     ]
     if not dedicated:
         return ""
@@ -323,12 +323,11 @@ def _compression(tried: list[tuple[spec.Experiment, Outcome]]) -> str:
     served = [
         (e, outcome)
         for e, outcome in tried
-        if isinstance(e.architecture, spec.Server) and e.architecture.mode == "sync"
+        if (server := e.architecture.serves_workers) is not None and server.mode == "sync"
     ]
     if not served:
         return ""
     experiment, _ = max(served, key=lambda pair: pair[1].samples_per_second)
-    assert isinstance(experiment.architecture, spec.Server)
     if any(host.link for host in experiment.cluster.hosts):
         return ""  # there is no one rate of links to speak of
     packed = experiment.architecture.changed(compression="fp16")

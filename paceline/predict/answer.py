@@ -14,10 +14,8 @@ import msgspec
 from paceline import spec
 from paceline.errors import SpecError
 from paceline.predict.codecs import CODECS, codec_of
-from paceline.predict.collective_step import collective_step
+from paceline.predict.model import model_of
 from paceline.predict.outcome import REAL_DATA, Outcome
-from paceline.predict.pipeline_step import pipeline_step
-from paceline.predict.server_step import server_step
 from paceline.predict.stacks import Constants, Stack, expected, find_stack, ranges
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import topology_of
@@ -58,23 +56,11 @@ def simulate(
     stack = stack or find_stack(experiment.prediction.stack)
     constants = constants or expected(stack)
     topology = topology_of(experiment)
-    kind = experiment.architecture
     if len(set(experiment.cluster.shares)) > 1:
         problem = "uneven shares of a batch cannot be predicted yet."
         raise SpecError("[cluster], shares", problem, "leave them out: every worker has the same.")
-    if isinstance(kind, spec.Pipeline):
-        return pipeline_step(experiment, topology, stack, constants, timeline)
-    if isinstance(kind, spec.Replicated | spec.Auto):
-        raise unpredictable(spec.architecture_name(kind))
-    if kind.is_served:
-        return server_step(experiment, topology, stack, constants, coarse=coarse, timeline=timeline)
-    return collective_step(experiment, topology, stack, constants, timeline)
-
-
-def unpredictable(name: str) -> SpecError:
-    """There is no model of this architecture."""
-    fix = "choose single, ring, server, average, hybrid or pipeline."
-    return SpecError("--architecture", f"{name} cannot be predicted yet.", fix)
+    step = model_of(experiment.architecture).step
+    return step(experiment, topology, stack, constants, coarse=coarse, timeline=timeline)
 
 
 def predict(
@@ -111,14 +97,6 @@ def predict(
     )
 
 
-COLLECTIVES_ONLY = {
-    "cycle_seconds",
-    "launch_seconds",
-    "negotiation_seconds",
-    "hop_seconds",
-    "contention_fraction",
-}
-SERVERS_ONLY = {"message_seconds", "sum_rate"}
 SMALL = {"copy_passes", "tensor_seconds", "collision_fraction"}
 """What these change is less than what workers that drift apart change by chance."""
 
@@ -126,12 +104,10 @@ SMALL = {"copy_passes", "tensor_seconds", "collision_fraction"}
 def _matters(name: str, experiment: spec.Experiment) -> bool:
     """Whether a constant can change this prediction at all; each that can costs two simulations."""
     kind, workload = experiment.architecture, experiment.workload
+    if name in model_of(kind).ignored:
+        return False
     if name in SMALL:
         return kind.waits_for_all
-    if name in COLLECTIVES_ONLY:
-        return not kind.is_served
-    if name in SERVERS_ONLY:
-        return kind.is_served or (name == "sum_rate" and isinstance(kind, spec.Average))
     if name == "codec_speed":
         return codec_of(kind) != CODECS["none"]
     if name == "input_fraction":

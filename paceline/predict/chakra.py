@@ -27,7 +27,7 @@ ALL_REDUCE = 0
 
 def write_traces(experiment: spec.Experiment, folder: Path) -> list[Path]:
     """One trace per worker of a synchronous all-reduce; all workers do the same."""
-    if not isinstance(experiment.architecture, spec.Ring):
+    if not experiment.architecture.is_all_reduce:
         name = spec.architecture_name(experiment.architecture)
         problem = f"{name} has no collective that a Chakra trace could name."
         raise SpecError("--chakra", problem, "use --architecture ring.")

@@ -7,7 +7,7 @@ Rates are of whole gradients, on one core: chunks of 256 KiB, 2026-11-16, by the
 import msgspec
 
 from paceline import spec
-from paceline.spec.architecture import Compression
+from paceline.spec.server import Compression
 
 
 class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +42,10 @@ CODECS: dict[Compression, CodecCost] = {
 
 def codec_of(architecture: spec.Architecture) -> CodecCost:
     """How this architecture sends gradients to servers."""
-    if not isinstance(architecture, spec.Server):
+    serving = architecture.serving
+    if serving is None:
         return CODECS["none"]
-    codec = CODECS[architecture.compression]
-    if architecture.compression == "topk":
-        return msgspec.structs.replace(codec, sent_fraction=2 * architecture.topk_fraction)
+    codec = CODECS[serving.compression]
+    if serving.compression == "topk":
+        return msgspec.structs.replace(codec, sent_fraction=2 * serving.topk_fraction)
     return codec

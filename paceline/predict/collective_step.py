@@ -1,4 +1,4 @@
-"""A step by collectives: `single`, `ring`, `average`, and `hybrid` with a ring between hosts.
+"""A step by collectives: `single`, `ring`, and `hybrid` with a ring between hosts.
 
 All workers do the same at the same time, so one machine stands for all, and what it wants summed
 takes as long as a closed form says: 100,000 workers cost what two do.
@@ -6,31 +6,23 @@ takes as long as a closed form says: 100,000 workers cost what two do.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from paceline import spec
 from paceline.predict.collectives import all_reduce_seconds, host_sum_seconds
+from paceline.predict.model import SERVERS_ONLY, Model
 from paceline.predict.outcome import Outcome, WorkerLoad, paces_of, slowest, wait_seconds
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
 from paceline.predict.topology import HostClass, Topology
 from paceline.protocol.actions import AllReduce
 from paceline.protocol.buckets import HYBRID_BUCKET_BYTES, filled
-from paceline.protocol.collectives import (
-    BESIDE,
-    SHAPES,
-    WEIGHTS,
-    AverageMachine,
-    LocalStepTaken,
-    Made,
-    Reduced,
-    RingMachine,
-)
+from paceline.protocol.collectives import Made, RingMachine
 from paceline.units import format_bytes
 
 PHASES = 5
-COUNT_BYTES = 8
 NOTICED = 0.03
 """Waiting for less of a step than this is not what limits."""
 
@@ -40,36 +32,57 @@ def collective_step(
     topology: Topology,
     stack: Stack,
     constants: Constants,
+    *,
+    coarse: bool = False,
     timeline: Timeline | None = None,
 ) -> Outcome:
-    """One step, the same for every worker."""
+    """One step, the same for every worker; it is as quick however coarse."""
     kind, work = experiment.architecture, slowest(experiment, topology, constants)
-    jitter = max(c.jitter_fraction for c in topology.computing)
-    late = wait_seconds(work, jitter, topology.workers, constants)
-    compute = work.forward_seconds + work.backward_seconds
-    exchange = _exchange(kind, topology, stack, constants)
-    if topology.workers == 1:
-        exposed = busy = 0.0
-    elif isinstance(kind, spec.Average):
-        sums = _sums_of_round(kind, experiment.workload.optimizer, work, exchange, constants)
-        exposed, busy = _between_rounds(kind, compute, sums), sum(sums.values()) / kind.every
-        late /= kind.every**0.5
-    else:
+    exchange = exchange_of(kind, topology, stack, constants)
+    exposed = busy = 0.0
+    if topology.workers > 1:
         exposed, busy = _exposed(work, exchange, stack, kind, constants)
+    made = ExchangeCost(exposed, busy, exchange)
+    return outcome_of(experiment, topology, constants, work, made, timeline=timeline)
+
+
+class ExchangeCost(NamedTuple):
+    """What the exchange of one step costs."""
+
+    exposed_seconds: float
+    busy_seconds: float
+    """How long links are busy with it, hidden or not."""
+
+    exchange: "AllReduceCost"
+
+
+def outcome_of(
+    experiment: spec.Experiment,
+    topology: Topology,
+    constants: Constants,
+    work: WorkerLoad,
+    exchanged: ExchangeCost,
+    *,
+    steps_between: int = 1,
+    timeline: Timeline | None = None,
+) -> Outcome:
+    """A step of workers that wait for each other every `steps_between` steps."""
+    jitter = max(c.jitter_fraction for c in topology.computing)
+    late = wait_seconds(work, jitter, topology.workers, constants) / steps_between**0.5
     phases = {
         "input": work.input_seconds,
         "forward": work.forward_seconds,
         "backward": work.backward_seconds,
-        "exchange_exposed": exposed,
+        "exchange_exposed": exchanged.exposed_seconds,
         "update": work.update_seconds,
         "wait": late if topology.workers > 1 else 0.0,
     }
     step = sum(phases.values())
     if timeline is not None:
-        _draw(timeline, phases, exchange)
+        _draw(timeline, phases, exchanged.exchange)
     needs = {
         "compute": work.busy_seconds,
-        exchange.limit: busy,
+        exchanged.exchange.limit: exchanged.busy_seconds,
         "input": work.input_seconds,
     }
     if phases["wait"] > NOTICED * step:
@@ -84,7 +97,7 @@ def collective_step(
     )
 
 
-class _Exchange:
+class AllReduceCost:
     """How long one bucket takes, and what carries it."""
 
     def __init__(
@@ -111,13 +124,13 @@ class _Exchange:
         return inside + between
 
 
-def _exchange(
+def exchange_of(
     kind: spec.Architecture, topology: Topology, stack: Stack, constants: Constants
-) -> _Exchange:
-    return _Exchange(topology, stack.algorithms, constants, isinstance(kind, spec.Hybrid))
+) -> AllReduceCost:
+    return AllReduceCost(topology, stack.algorithms, constants, kind.sums_in_host)
 
 
-def _draw(timeline: Timeline, phases: dict[str, float], exchange: _Exchange) -> None:
+def _draw(timeline: Timeline, phases: dict[str, float], exchange: AllReduceCost) -> None:
     """A typical worker's step: its phases one after the other, and the buckets beside them."""
     at = 0.0
     for name, seconds in phases.items():
@@ -140,7 +153,7 @@ def _leaders(topology: Topology) -> Topology:
 
 def _exposed(
     work: WorkerLoad,
-    exchange: _Exchange,
+    exchange: AllReduceCost,
     stack: Stack,
     kind: spec.Architecture,
     constants: Constants,
@@ -161,7 +174,7 @@ def _exposed(
 
 
 def _in_order(
-    made: Sequence[tuple[float, int]], cut: Sequence[tuple[int, int]], exchange: _Exchange
+    made: Sequence[tuple[float, int]], cut: Sequence[tuple[int, int]], exchange: AllReduceCost
 ) -> tuple[float, float]:
     """Buckets leave when the machine lets them; the library sums one after the other."""
     machine, end, busy = RingMachine((0,), len(cut)), 0.0, 0.0
@@ -171,47 +184,6 @@ def _in_order(
             seconds = exchange.begin(cut[action.bucket][1], begin := max(end, made[layer][0]))
             end, busy = begin + seconds, busy + seconds
     return end, busy
-
-
-def _sums_of_round(
-    kind: spec.Average,
-    optimizer: spec.Optimizer,
-    work: WorkerLoad,
-    exchange: _Exchange,
-    constants: Constants,
-) -> dict[int, float]:
-    """Seconds of each sum of a round; a model's buffers are in no profile."""
-    sizes = {WEIGHTS: work.parameter_bytes}
-    if kind.state:
-        sizes |= {SHAPES: COUNT_BYTES, BESIDE: optimizer.state_numbers * work.parameter_bytes}
-    # A bucket is packed into one buffer, and out of it; one that is empty is not summed.
-    return {
-        bucket: exchange.seconds(size) + 2 * size / constants.sum_rate if size else 0.0
-        for bucket, size in sizes.items()
-    }
-
-
-def _between_rounds(
-    kind: spec.Average, compute_seconds: float, sum_seconds: Mapping[int, float]
-) -> float:
-    """Seconds that a local step waits for rounds, on average, once one is always under way."""
-    machine = AverageMachine((0, 1), every=kind.every, overlap=kind.overlap, state=kind.state)
-    now = there = began = 0.0
-    summed = Reduced(0)
-    for step in range(2 * kind.every):
-        began = now if step == kind.every else began
-        now += compute_seconds
-        actions = machine.handle(LocalStepTaken())
-        while True:
-            for action in actions:
-                if isinstance(action, AllReduce):
-                    there = now + sum_seconds[action.bucket]
-                    summed = Reduced(action.bucket, action.tag, 1)
-            if not machine.waits:
-                break
-            now = max(now, there)
-            actions = machine.handle(summed)
-    return max(0.0, (now - began) / kind.every - compute_seconds)
 
 
 def made_in(work: WorkerLoad) -> list[tuple[float, int]]:
@@ -236,17 +208,12 @@ def buckets(
 
 def _bucket_bytes(kind: spec.Architecture, stack: Stack) -> tuple[int, int]:
     """At how many bytes the first bucket leaves, and any other."""
-    if isinstance(kind, spec.Hybrid):
-        size = HYBRID_BUCKET_BYTES
-    elif isinstance(kind, spec.Ring) and kind.bucket_bytes is not None:
-        size = kind.bucket_bytes
-    else:
-        size = stack.bucket_bytes
+    size = kind.piece_bytes or (HYBRID_BUCKET_BYTES if kind.sums_in_host else stack.bucket_bytes)
     return min(stack.first_bucket_bytes, size), size
 
 
 def _in_cycles(
-    made: Sequence[tuple[float, int]], exchange: _Exchange, cycle: float, size: int
+    made: Sequence[tuple[float, int]], exchange: AllReduceCost, cycle: float, size: int
 ) -> tuple[float, float]:
     """One thread looks every cycle at what is ready, fuses up to `size`, and sees it through.
 
@@ -257,7 +224,11 @@ def _in_cycles(
 
 
 def _from_phase(
-    made: Sequence[tuple[float, int]], exchange: _Exchange, cycle: float, size: int, phase: float
+    made: Sequence[tuple[float, int]],
+    exchange: AllReduceCost,
+    cycle: float,
+    size: int,
+    phase: float,
 ) -> tuple[float, float]:
     now, busy, last = 0.0, 0.0, -phase * cycle
     exchange.sent = []
@@ -275,3 +246,7 @@ def _from_phase(
 
 def _samples(experiment: spec.Experiment, topology: Topology) -> float:
     return float(experiment.workload.global_batch_for(topology.workers))
+
+
+SYNCHRONOUS = Model(step=collective_step, ignored=SERVERS_ONLY)
+"""`single`, `ring`, and `hybrid` with a ring between hosts."""

@@ -94,7 +94,7 @@ def _point(
     failures: Failures | None,
     stack: Stack | None,
 ) -> Point:
-    if workers == 1 and not isinstance(experiment.architecture, spec.Server):
+    if workers == 1 and experiment.architecture.serves_workers is None:
         varied = _alone(experiment)
     else:
         varied = vary(experiment, workers=workers)
@@ -128,7 +128,7 @@ def _all_alone(experiment: spec.Experiment, alone: float, stack: Stack | None) -
 
 
 def _idle(experiment: spec.Experiment, outcome: Outcome) -> float | None:
-    if not isinstance(experiment.architecture, spec.Pipeline):
+    if experiment.architecture.staging is None:
         return None
     waited = outcome.phases["wait"] + outcome.phases["exchange_exposed"]
     return waited / outcome.step_seconds

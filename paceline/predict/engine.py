@@ -4,7 +4,7 @@ The record is that of any other run, so that `explain`, `compare` and `report` r
 behave alike are written once each up to a number; the summary is of all.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from paceline import record, spec
@@ -13,7 +13,6 @@ from paceline.predict.answer import Predicted, predict
 from paceline.predict.codecs import codec_of
 from paceline.predict.devices import profile_for
 from paceline.predict.outcome import ClassStep, Outcome
-from paceline.predict.pipeline_step import moved_bytes
 from paceline.protocol.placement import shares, worker_of
 from paceline.protocol.plan import Shape, placement_of
 from paceline.record import RunFolder
@@ -68,15 +67,16 @@ def _write_members(
 ) -> None:
     hosts = {member: host.name for host in place(experiment) for member in host.members}
     for role in ("worker", "server"):
-        for index, (sent, received) in enumerate(_traffic(experiment, role)[:WRITTEN_MEMBERS]):
+        traffic = _traffic(experiment, outcome, role)[:WRITTEN_MEMBERS]
+        for index, (sent, received) in enumerate(traffic):
             name = f"{role}{index}"
             member = record.MemberRecord(
                 name=name,
                 role=role,
                 host=hosts[name],
                 status="finished",
-                bytes_sent=sent * steps,
-                bytes_received=received * steps,
+                bytes_sent=None if sent is None else sent * steps,
+                bytes_received=None if received is None else received * steps,
             )
             folder.write_member(member)
             pace = _pace_of(outcome, index) if role == "worker" else _typical(outcome)
@@ -101,13 +101,17 @@ def _pace_of(outcome: Outcome, worker: int) -> ClassStep:
     return _typical(outcome)
 
 
-def _traffic(experiment: spec.Experiment, role: str) -> list[tuple[int, int]]:
+Moved = tuple[int | None, int | None]
+"""Bytes sent and received; None where the architecture does not say."""
+
+
+def _traffic(experiment: spec.Experiment, outcome: Outcome, role: str) -> Sequence[Moved]:
     """Bytes that each member of a role sends and receives in a step."""
-    if isinstance(experiment.architecture, spec.Pipeline) and role == "worker":
-        return moved_bytes(experiment)
+    if outcome.worker_bytes and role == "worker":
+        return outcome.worker_bytes
     count = experiment.cluster.workers if role == "worker" else experiment.num_servers
     exchanging = _exchanging(experiment)
-    each = _traffic_of_one(experiment, role, len(exchanging)) if count else (0, 0)
+    each: Moved = _traffic_of_one(experiment, role, len(exchanging)) if count else (0, 0)
     return [each if role == "server" or one in exchanging else (0, 0) for one in range(count)]
 
 
@@ -120,15 +124,15 @@ def _exchanging(experiment: spec.Experiment) -> Collection[int]:
     return {min(host) for host in workers if host}
 
 
-def _traffic_of_one(experiment: spec.Experiment, role: str, workers: int) -> tuple[int, int]:
+def _traffic_of_one(experiment: spec.Experiment, role: str, workers: int) -> Moved:
     """By the closed forms of its architecture, in which all that exchange are alike."""
     servers = experiment.num_servers
     size = profile_for(experiment, experiment.cluster.device).parameter_bytes
     kind = experiment.architecture
-    ring = round(2 * (workers - 1) / workers * size)
     if kind.serving is None:
-        every = kind.every if isinstance(kind, spec.Average) else 1
-        return ring // every, ring // every
+        copies = kind.copies_sent(workers, experiment.workload.optimizer.state_numbers)
+        moved = None if copies is None else round(copies * size)
+        return moved, moved
     placement = placement_of(kind.serving, Shape(workers=workers, servers=servers))
     inside, apart = shares(placement, workers, servers)
     pushed = codec_of(kind).sent_fraction
@@ -139,9 +143,7 @@ def _traffic_of_one(experiment: spec.Experiment, role: str, workers: int) -> tup
     return round(pushed * away + served), round(away + pushed * served)
 
 
-def _write_series(
-    folder: RunFolder, name: str, pace: ClassStep, steps: int, moved: tuple[int, int]
-) -> None:
+def _write_series(folder: RunFolder, name: str, pace: ClassStep, steps: int, moved: Moved) -> None:
     """What the member's cable carried, a sample for each step."""
     samples = [
         record.Sample(
@@ -186,8 +188,11 @@ def _summary(
     seconds = outcome.step_seconds
     summary.step_seconds = record.StepSeconds(median=seconds, p95=seconds, jitter=0.0)
     summary.breakdown_seconds = outcome.phases
-    sent = [sent for role in ("worker", "server") for sent, _ in _traffic(experiment, role)]
-    summary.bytes_per_step = float(sum(sent))
+    roles = ("worker", "server")
+    sent = [sent for role in roles for sent, _ in _traffic(experiment, outcome, role)]
+    known = [size for size in sent if size is not None]
+    if len(known) == len(sent):
+        summary.bytes_per_step = float(sum(known))
     summary.interval = {"low": found.low, "high": found.high}
     summary.limited_by = found.limit
     notes = [event.text for event in folder.events() if event.kind == "note"]

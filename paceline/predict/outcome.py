@@ -60,6 +60,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     paces: tuple[ClassStep, ...] = ()
     """For each class of hosts with workers, in order; none where all are alike."""
 
+    worker_bytes: tuple[tuple[int, int], ...] = ()
+    """Bytes that each worker sends and receives in a step, where the facts of the architecture do
+    not say them."""
+
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker of one class computes in a step, layer by layer, and what that costs beside."""
@@ -123,7 +127,7 @@ def work_of(
 
 
 def is_distributed(experiment: spec.Experiment) -> bool:
-    return not isinstance(experiment.architecture, spec.Single)
+    return not experiment.architecture.is_one_process
 
 
 def _input_seconds(

@@ -20,10 +20,11 @@ from paceline.errors import ExchangeError, SpecError
 from paceline.predict.clock import Clock
 from paceline.predict.collectives import all_reduce_seconds
 from paceline.predict.devices import profile_for
+from paceline.predict.model import SERVERS_ONLY, Model
 from paceline.predict.outcome import ClassStep, Outcome, WorkerLoad, wait_seconds
-from paceline.predict.stacks import Constants, Stack, expected, find_stack
+from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
-from paceline.predict.topology import HostClass, Topology, rate_of, topology_of
+from paceline.predict.topology import HostClass, Topology, rate_of
 from paceline.protocol.actions import Action
 from paceline.protocol.pipeline import Came, Compute, Computed, Hand, Pipe, PipelineMachine, Turn
 from paceline.spec.profile import DeviceProfile
@@ -139,11 +140,13 @@ def pipeline_step(
     topology: Topology,
     stack: Stack,
     constants: Constants,
+    *,
+    coarse: bool = False,
     timeline: Timeline | None = None,
 ) -> Outcome:
-    """One step of all pipelines side by side, which are alike."""
-    options = experiment.architecture
-    assert isinstance(options, spec.Pipeline)
+    """One step of all pipelines side by side, which are alike; it is as quick however coarse."""
+    options = experiment.architecture.staging
+    assert options is not None, "its architecture says how layers are split"
     pipe = Pipe.of(options, topology.workers)
     of = max(topology.computing, key=lambda c: c.slowdown)
     stages = stages_of(experiment, options, pipe, of, constants)
@@ -187,6 +190,7 @@ def pipeline_step(
         needs=needs,
         events=ideal.events + found.events,
         paces=tuple(_pace(load, phases, step) for load in loads) * options.replicas,
+        worker_bytes=_moved_bytes(options, pipe, stages),
     )
 
 
@@ -197,14 +201,11 @@ def _pace(load: WorkerLoad, phases: Mapping[str, float], step: float) -> ClassSt
     return ClassStep(workers=1, step_seconds=step, phases=own)
 
 
-def moved_bytes(experiment: spec.Experiment) -> list[tuple[int, int]]:
+def _moved_bytes(
+    options: spec.Pipeline, pipe: Pipe, stages: Sequence[StageCost]
+) -> tuple[tuple[int, int], ...]:
     """What each worker sends and receives in a step: activations one way, their gradients the
     other, and its part of the sums between pipelines."""
-    options, topology = experiment.architecture, topology_of(experiment)
-    assert isinstance(options, spec.Pipeline)
-    pipe = Pipe.of(options, topology.workers)
-    constants = expected(find_stack(experiment.prediction.stack))
-    stages = stages_of(experiment, options, pipe, topology.computing[0], constants)
     summed = 2 * (options.replicas - 1) / options.replicas
     moved = [0.0] * pipe.workers
     """Each way: as much comes back as is handed on."""
@@ -215,7 +216,7 @@ def moved_bytes(experiment: spec.Experiment) -> list[tuple[int, int]]:
         if owner != after:
             for place in (owner, after):
                 moved[place] += pipe.microbatches * stage.handed_bytes
-    return [(round(size), round(size)) for size in moved] * options.replicas
+    return tuple((round(size), round(size)) for size in moved) * options.replicas
 
 
 def stages_of(
@@ -346,3 +347,6 @@ def _load(pipe: Pipe, stages: Sequence[StageCost], place: int) -> WorkerLoad:
         input_seconds=0.0,
         samples=0.0,
     )
+
+
+PIPELINED = Model(step=pipeline_step, ignored=SERVERS_ONLY)

@@ -8,6 +8,7 @@ from paceline import spec
 from paceline.predict.cells import EXACT_MEMBERS, PHASES, HostCell, cells_of, lay_out
 from paceline.predict.dealing import Lot, deal, hot_seats, merge
 from paceline.predict.exchange import INSIDE, MOST_STEPS, CellGroup, Job, SeatGroup
+from paceline.predict.model import COLLECTIVES_ONLY, Model
 from paceline.predict.outcome import ClassStep, Outcome, WorkerLoad, paces_of, wait_seconds, work_of
 from paceline.predict.stacks import Constants, Stack
 from paceline.predict.timeline import Timeline
@@ -143,7 +144,7 @@ def _chunked(
 ) -> _Dealt:
     """Chunks by bytes: seats are alike, so that those of a cell are dealt to as one."""
     sizes, options = [layer[2] for layer in work.layers], experiment.architecture
-    wanted = options.chunk_bytes if isinstance(options, spec.Server) else None
+    wanted = options.piece_bytes
     least = 0 if wanted else sum(sizes) // most_chunks
     cells = cells_of(topology, on_hosts, (), phases=phases)
     collapsed = len(cells) < len(on_hosts)
@@ -297,3 +298,6 @@ def _outcome(
         events=job.events,
         paces=paces,
     )
+
+
+SERVED = Model(step=server_step, ignored=COLLECTIVES_ONLY)

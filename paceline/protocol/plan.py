@@ -275,8 +275,8 @@ def shares_memory(options: spec.Server, shape: Shape) -> bool:
 
 def suitable_bytes(options: spec.Server, shape: Shape) -> tuple[int, int]:
     """The size of a chunk that suits the way it goes, and the least that makes sense."""
-    if options.chunk_bytes is not None:
-        return options.chunk_bytes, options.chunk_bytes
+    if options.piece_bytes is not None:
+        return options.piece_bytes, options.piece_bytes
     if shares_memory(options, shape):
         return ACCELERATED_CHUNK_BYTES if shape.accelerated else SHARED_CHUNK_BYTES
     return LOOPBACK_CHUNK_BYTES if shape.on_one_host else TRAVELLING_CHUNK_BYTES

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from paceline.spec.architecture import Compression
+from paceline.spec.server import Compression
 
 
 class Codec:

@@ -142,7 +142,9 @@ def _unreached(there: str) -> str:
 
 def _look(store: Store, identity: Identity) -> JobDescription:
     """What the job says of itself, once it has taken a step; SpecError where it is closed."""
-    job = msgspec.json.decode(_learn(store, identity, KEY), type=JobDescription)
+    job = msgspec.json.decode(
+        _learn(store, identity, KEY), type=JobDescription, dec_hook=spec.decode_hook
+    )
     _check(job)
     if why := _learn(store, identity, join_obstacle.KEY):
         problem = f"{why}: there is no part for one more worker."

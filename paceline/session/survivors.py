@@ -154,8 +154,9 @@ class Survivors(MembershipContext):
             return self._crew
         if not options.regroups:
             return None
-        backend = options.backend if isinstance(options, spec.Ring | spec.Average) else "gloo"
-        if backend_for(context, backend) == "gloo" and isinstance(store, stores.JobStore):
+        if backend_for(context, options.collective) == "gloo" and isinstance(
+            store, stores.JobStore
+        ):
             self._have_met = True
             self._crew = Crew(
                 identity,

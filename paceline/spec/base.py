@@ -38,6 +38,11 @@ def check_numbers(value: object, where: str) -> None:
                 require(abs(item) <= LARGEST, where, problem, f"write {LARGEST} or less.")
 
 
+def written(value: object) -> str:
+    """A value as a user writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def require(condition: bool, where: str, problem: str, fix: str) -> None:
     """Raise SpecError unless `condition` holds."""
     if not condition:

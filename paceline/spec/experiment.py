@@ -1,6 +1,5 @@
 """The question: an Experiment, read from TOML, written back, checked as a whole."""
 
-import math
 import tomllib
 from pathlib import Path
 from types import NoneType, UnionType
@@ -12,16 +11,16 @@ import tomli_w
 from paceline.errors import SpecError, suggest
 from paceline.spec.architecture import (
     Architecture,
-    Auto,
-    Pipeline,
-    Replicated,
-    Server,
     architecture_name,
+    decode_architecture,
+    decode_hook,
+    find_architecture,
+    parse_architecture,
 )
-from paceline.spec.architecture import parse_architecture as parse_architecture
 from paceline.spec.base import Spec, check_numbers, expected, require
 from paceline.spec.cluster import Cluster
 from paceline.spec.faults import Fault
+from paceline.spec.one_process import Auto
 from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Workload
 
@@ -60,77 +59,23 @@ class Experiment(Spec, frozen=True, kw_only=True):
         kind, name = self.architecture, architecture_name(self.architecture)
         alone = not kind.is_one_process or cluster.workers == 1
         problem = f"workers = {cluster.workers}, but {name} is one worker."
-        fix = "write workers = 1, or choose ring or server."
-        if isinstance(kind, Replicated):
-            fix = f"write replicated:devices={cluster.workers}, which is one process with several."
-        require(alone, where, problem, fix)
-        problem = f"a script cannot be {name}: its stages are cut from a built-in model."
-        fix = (
-            "choose ring or server, or a built-in model: `paceline train --architecture pipeline`."
-        )
+        require(alone, where, problem, kind.fix_for_workers(cluster.workers))
+        problem = f"a script cannot be {name}: it trains built-in models only."
+        fix = f"choose ring or server, or a built-in model: `paceline train --architecture {name}`."
         fits = self.workload.script is None or kind.takes_scripts
         require(fits, "--architecture", problem, fix)
-        if isinstance(kind, Server):
-            self._check_server(kind)
+        kind.check(self.workload, cluster)
         problem = f"servers = {cluster.servers}, but {name} has no servers."
         require(kind.takes_servers or not cluster.servers, where, problem, "leave servers out.")
-        if isinstance(kind, Pipeline):
-            self._check_pipeline(kind)
         total = self.workload.global_batch
         problem = f"global_batch = {total} cannot be split over {cluster.workers} workers."
         enough = not total or total >= cluster.workers
         require(enough, "[workload]", problem, "give every worker at least one sample.")
 
-    def _check_pipeline(self, kind: Pipeline) -> None:
-        where, workers, workload = "architecture pipeline", self.cluster.workers, self.workload
-        problem = f"workers = {workers} make no {kind.replicas} pipelines of two stages or more."
-        stages, left = divmod(workers, kind.replicas)
-        fix = f"write workers = {2 * kind.replicas}: stages x replicas."
-        require(stages >= 2 and not left, where, problem, fix)
-        problem = f"microbatches = {kind.microbatches}, but 1f1b fills its {stages} stages first."
-        full = kind.schedule != "1f1b" or kind.microbatches >= stages
-        require(full, where, problem, f"write microbatches={stages} or more, or schedule=gpipe.")
-        rounds = max(1, kind.microbatches // stages)
-        problem = f"interleaved, {kind.microbatches} microbatches make no equal rounds of about "
-        problem += f"{stages}, one for each of the workers of a pipeline."
-        whole = kind.schedule != "interleaved" or kind.microbatches % rounds == 0
-        require(whole, where, problem, f"write microbatches={stages * rounds}.")
-        total, parts = workload.global_batch_for(workers), kind.replicas * kind.microbatches
-        problem = f"a global batch of {total} does not divide into {parts} equal parts."
-        even = parts * (total // parts or 1)
-        each = parts // math.gcd(parts, workers)
-        fix = f"write global_batch = {even}, or for batch a multiple of {each}."
-        require(total % parts == 0, where, problem, fix)
-        unlike = {
-            "accumulate": (workload.accumulate > 1, "microbatches accumulate already"),
-            "compile": (workload.compile, "the stages are cut from the model as it is"),
-            "resume": (bool(workload.resume), "a checkpoint holds a whole model"),
-            "checkpoint_every": (workload.checkpoint_every > 0, "no worker has the whole model"),
-            "evaluate": (workload.evaluate, "no worker has the whole model"),
-            "balance": (self.cluster.balance, "stages are cut by measured time as it is"),
-            "shares": (bool(self.cluster.shares), "every stage sees the whole batch"),
-            "reading": (workload.reading != "each", "the first and the last stage read"),
-        }
-        for name, (asked, reason) in unlike.items():
-            require(not asked, where, f"{name} does not go with it: {reason}.", "leave it out.")
-
-    def _check_server(self, kind: Server) -> None:
-        where, cluster = "architecture server", self.cluster
-        problem = f"servers = {cluster.servers}, but colocated workers serve themselves."
-        colocated = kind.placement == "colocated"
-        fix = "leave servers out, or write placement=dedicated."
-        require(not (colocated and cluster.servers), where, problem, fix)
-        problem = f"quorum = {kind.quorum} of {cluster.workers} workers."
-        fits = (kind.quorum or 0) <= cluster.workers
-        require(fits, where, problem, "ask for at most as many as there are workers.")
-
     @property
     def num_servers(self) -> int:
         """Dedicated server members to start: as asked, or one where the architecture needs one."""
-        kind = self.architecture
-        if isinstance(kind, Server) and kind.placement != "colocated":
-            return self.cluster.servers or 1
-        return self.cluster.servers
+        return self.cluster.servers or (1 if self.architecture.needs_servers else 0)
 
 
 def load(path: Path, *, recorded: bool = False) -> Experiment:
@@ -138,8 +83,8 @@ def load(path: Path, *, recorded: bool = False) -> Experiment:
     it was run, and options that were taken and had no effect do not matter any more."""
     tables = read_tables(path)
     kind = tables.get("architecture")
-    if recorded and isinstance(kind, dict) and kind.get("name") == "server":
-        tables["architecture"] = Server.effective(kind)
+    if recorded and isinstance(kind, dict) and isinstance(kind.get("name"), str):
+        tables["architecture"] = find_architecture(kind["name"], str(path)).effective(kind)
     return from_tables(tables, str(path))
 
 
@@ -159,12 +104,14 @@ def read_tables(path: Path) -> dict[str, Any]:
 def from_tables(tables: dict[str, Any], where: str) -> Experiment:
     """Build an experiment from nested tables, as TOML or flags give them."""
     tables = dict(tables)
-    if isinstance(tables.get("architecture"), str):
-        parsed = parse_architecture(tables["architecture"], f"{where}, architecture")
-        tables["architecture"] = msgspec.to_builtins(parsed)
+    kind = tables.get("architecture")
+    if isinstance(kind, str):
+        tables["architecture"] = parse_architecture(kind, f"{where}, architecture")
+    elif isinstance(kind, dict):
+        tables["architecture"] = decode_architecture(kind, f"{where}, [architecture]")
     _refuse_unknown(tables, Experiment, where, "")
     try:
-        made = msgspec.convert(tables, Experiment)
+        made = msgspec.convert(tables, Experiment, dec_hook=decode_hook)
         check_numbers(made, where)
         return made
     except msgspec.ValidationError as error:

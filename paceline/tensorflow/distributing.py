@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import msgspec
 import numpy as np
 import tensorflow as tf
 import torch
@@ -302,19 +301,18 @@ def _way(session: Session) -> Callable[[Session, Mirror, Any, KerasPasses], Way]
     options = session.options
     if session.workers == 1:
         return Alone
-    match options:
-        case spec.Average():
-            return LocalSteps
-        case spec.Server() if options.update == "server" or not options.exclusive:
-            return ServedSteps
-        case spec.Server():
-            session.options = msgspec.structs.replace(options, update="worker")
-            return Averaged
-        case spec.Ring() | spec.Hybrid():
-            return Averaged
-    name = spec.architecture_name(options)
-    problem = f'"{name}" divides a PyTorch model, and Keras on TensorFlow has none.'
-    raise SpecError("architecture", problem, "use ring, server, average or hybrid.")
+    if not options.takes_tensorflow:
+        name = spec.architecture_name(options)
+        problem = f'"{name}" trains PyTorch models only, and Keras on TensorFlow has none.'
+        raise SpecError("architecture", problem, "use ring, server, average or hybrid.")
+    if options.averaging is not None:
+        return LocalSteps
+    served = options.serves_workers
+    if served is not None and (served.update == "server" or not served.exclusive):
+        return ServedSteps
+    if served is not None:
+        session.options = options.changed(update="worker")
+    return Averaged
 
 
 def _plain(results: Any) -> dict[str, float]:

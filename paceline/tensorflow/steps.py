@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import msgspec
 import tensorflow as tf
 import torch
 from torch import Tensor
 
-from paceline import spec
 from paceline.architectures.base import Architecture
 from paceline.autograd.gradients import Sink
 from paceline.errors import ExchangeError, PacelineError, SpecError
@@ -137,12 +135,13 @@ class Averaged:
         # script assigned to a variable.
         mirror.register_parameter("weight", torch.nn.Parameter(torch.zeros(2)))
         mirror.tensors = list(mirror.parameters())
-        if isinstance(session.options, spec.Ring) and session.options.bucket == "auto":
+        options = session.options
+        if options.is_all_reduce and options.piece_option and options.piece_bytes is None:
             # A bucket that waits for more than a bundle would keep it from leaving.
-            session.options = msgspec.structs.replace(session.options, bucket=bundles.BUNDLE)
+            session.options = options.changed(**{options.piece_option: bundles.BUNDLE})
         self.common = Common(session, mirror, StandIn(mirror.tensors), keras)
         self._passes = passes
-        self._is_own_memory = isinstance(session.options, spec.Server)
+        self._is_own_memory = session.options.serves_workers is not None
         """Means are copies made for this step, and not the exchange's own memory."""
 
     def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:

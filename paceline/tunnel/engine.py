@@ -84,7 +84,7 @@ def check(experiment: spec.Experiment) -> None:
         return
     check_devices(experiment, hosts)
     devices = sorted({host.device for host in hosts} - {REAL_DEVICE})
-    if isinstance(experiment.architecture, spec.Pipeline) and devices:
+    if experiment.architecture.staging is not None and devices:
         problem = f"a pipeline's stages compute for real, and {devices[0]} is emulated."
         fix = "leave --device out (hosts and links are emulated all the same), or ask --on predict."
         raise SpecError("--architecture", problem, fix)

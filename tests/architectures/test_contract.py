@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import architectures, spec
+from paceline import spec
 from paceline.architectures.base import Architecture
 from paceline.errors import MemberError
-from paceline.spec.architecture import ArchitectureFacts
+from paceline.predict.model import model_of
 from paceline.testing import run_members
 
 SECONDS, STEPS, BATCH = 100.0, 6, 8
-NAMES = sorted(architectures.TABLE)
+NAMES = sorted(set(spec.ARCHITECTURES) - {"auto"})
 VARIANTS = {name: spec.ARCHITECTURES[name]() for name in NAMES}
 VARIANTS["server:mode=async"] = spec.parse_architecture("server:mode=async")
 VARIANTS["hybrid:between=server"] = spec.parse_architecture("hybrid:between=server")
@@ -121,35 +121,38 @@ def test_one_that_cannot_take_a_script_refuses_it(name):
 
 def test_the_page_that_says_how_to_add_one_tells_every_fact():
     page = Path(__file__).parents[2] / "docs" / "adding-an-architecture.md"
-    facts = [name for name, value in vars(ArchitectureFacts).items() if isinstance(value, property)]
-    facts += [
-        name
-        for name, kind in vars(ArchitectureFacts)["__annotations__"].items()
-        if "bool" in str(kind)
-    ]
-    assert {"exclusive", "takes_scripts"} <= set(facts)
+    facts = [name for name in vars(spec.ArchitectureFacts) if not name.startswith("_")]
+    assert {"exclusive", "takes_scripts", "rounds"} <= set(facts)
     text = page.read_text(encoding="utf-8")
     assert [name for name in facts if f"| `{name}` |" not in text] == []
 
 
-def test_the_tables_name_the_same_architectures():
-    assert set(architectures.TABLE) == set(spec.ARCHITECTURES) - {"auto"}
-    serving = {n.partition(":")[0] for n, options in VARIANTS.items() if options.takes_servers}
-    assert set(architectures.SERVERS) == serving
+def test_an_architecture_that_takes_servers_says_what_they_run():
+    for options in VARIANTS.values():
+        assert bool(options.served_by) or not options.takes_servers
 
 
-@pytest.mark.parametrize("table", [architectures.TABLE, architectures.SERVERS])
-def test_every_entry_is_there_and_says_what_it_is(table):
-    for entry in table.values():
-        module, _, attribute = entry.partition(":")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_that_an_architecture_names_is_there_and_says_what_it_is(name):
+    options = VARIANTS[name]
+    for place in filter(None, (options.built_by, options.served_by)):
+        module, _, attribute = place.partition(":")
         assert import_module(module).__doc__
         assert callable(getattr(import_module(module), attribute))
+    if options.predicted_by:
+        assert model_of(options).step
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_two_facts_without_a_default_are_stated(name):
+    assert VARIANTS[name].waits_for_all in (True, False)
+    assert VARIANTS[name].exclusive in (True, False)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_promised_methods_are_there_as_promised(name):
     """Classes in the table have them by themselves; functions say that they return one."""
-    module, _, attribute = architectures.TABLE[name].partition(":")
+    module, _, attribute = spec.ARCHITECTURES[name].built_by.partition(":")
     entry = getattr(import_module(module), attribute)
     if not isinstance(entry, type):
         assert inspect.signature(entry).return_annotation is Architecture

@@ -9,7 +9,7 @@ from paceline import spec
 from paceline.cli import main
 from paceline.errors import SpecError
 from paceline.predict.answer import predict, simulate
-from paceline.predict.pipeline_step import moved_bytes, run_turns
+from paceline.predict.pipeline_step import run_turns
 from paceline.predict.timeline import Timeline
 from paceline.protocol.pipeline import Pipe
 from tests.protocol.test_pipeline import PIPES, SHAPES, in_torch
@@ -97,8 +97,7 @@ def test_pipelines_side_by_side_add_an_average_of_gradients():
     alone = simulate(experiment(workers=2))
     twins = simulate(experiment("pipeline:replicas=2", workers=4))
     assert twins.phases["exchange_exposed"] > alone.phases["exchange_exposed"]
-    asked = experiment("pipeline:replicas=2", workers=4)
-    moved = moved_bytes(asked)
+    moved = twins.worker_bytes
     assert sum(sent for sent, _ in moved) > 4 * 25e6
     assert moved[0] == moved[2], "the first places of two pipelines"
 
