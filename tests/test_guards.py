@@ -18,7 +18,7 @@ LAYERS = [
     "errors", "units", "spec", "record", "protocol", "wire", "models", "compute", "data",
     "telemetry", "launch", "diagnose", "collectives", "autograd", "served", "architectures",
     "session", "builtin", "tensorflow", "predict", "tunnel", "engines", "bench", "explain",
-    "report", "cli", "testing",
+    "report", "observe", "cli", "testing",
 ]  # fmt: skip
 """Lowest first: a part may import itself and what stands before it."""
 

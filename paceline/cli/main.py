@@ -24,6 +24,7 @@ VERBS = (
     "run",
     "demo",
     "compare",
+    "observe",
     "explain",
     "report",
     "watch",

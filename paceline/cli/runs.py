@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from paceline.errors import SpecError
+from paceline.observe.finish import refresh
+from paceline.observe.importing import holds_traces, import_folder
 from paceline.record import RunFolder, open_folder
 
 
@@ -10,9 +12,13 @@ def open_run(path: Path) -> RunFolder:
     """The run at `path`; a sentence that says what was expected when it is none."""
     if not path.exists():
         raise SpecError(str(path), "there is no such folder.", _hint(path))
+    if not (path / "run.json").is_file() and path.is_dir() and holds_traces(path):
+        return import_folder(path)
     if not (path / "run.json").is_file():
         raise SpecError(str(path), "not a run folder: it has no run.json.", _hint(path))
-    return open_folder(path)
+    found = open_folder(path)
+    refresh(found)
+    return found
 
 
 def _hint(path: Path) -> str:

@@ -8,6 +8,7 @@ from paceline import record, spec
 from paceline.errors import RecordError
 from paceline.protocol.plan import shares_memory, written_shape
 from paceline.record import PHASES, MemberRecord, MemberTraffic, RunFolder, Step
+from paceline.record.entries import OBSERVED
 from paceline.record.pauses import own_pauses, total
 from paceline.spec.hosts import place
 from paceline.spec.profile import REAL_DEVICE
@@ -194,6 +195,8 @@ def _architecture(
     """How the members agreed; a peer's record can be read where it tells exchanging apart."""
     if summary.architecture.partition(":")[0] in spec.known_architectures():
         return spec.parse_architecture(summary.architecture, str(run.path))
+    if summary.engine == OBSERVED:
+        return experiment.architecture
     told = any("exchange_exposed" in s.breakdown_seconds for own in steps.values() for s in own)
     if told:  # our own exchange under another framework: the experiment says which
         return experiment.architecture

@@ -3,6 +3,7 @@
 from paceline.errors import PacelineError
 from paceline.explain.facts import Facts
 from paceline.record import RunFolder, checkpoints
+from paceline.record.entries import OBSERVED
 from paceline.record.lives import RESTART
 
 ENDED = {
@@ -26,10 +27,22 @@ def failure(run: RunFolder) -> str:
     ends = [event for event in run.events() if event.kind in ("lost", "failed", "interrupted")]
     if ends:
         return f"{done}: {ends[-1].text.rstrip('.')}"
+    if summary.engine == OBSERVED and (still := _stood_still(run)):
+        return f"{done}: {still}"
     if summary.status == "killed":
         return f"{done}: its launcher is gone and nobody said why{_goes_on(run)}"
     failed = [member.name for member in run.members() if member.status == "failed"]
     return f"{done}: {', '.join(failed)} failed" if failed else done
+
+
+def _stood_still(run: RunFolder) -> str:
+    """What an observed job's watchdog said last, if the job took no step after it."""
+    said = [event for event in run.events() if event.kind == "stall"]
+    if not said:
+        return ""
+    steps = run.steps(said[-1].member)
+    went_on = bool(steps) and steps[-1].end_seconds > said[-1].time_seconds
+    return "" if went_on else said[-1].text.rstrip(".")
 
 
 def _goes_on(run: RunFolder) -> str:

@@ -2,6 +2,7 @@
 
 from paceline.record.entries import (
     PHASES,
+    Collective,
     Loss,
     MemberRecord,
     RecordedEvent,
@@ -35,6 +36,7 @@ from paceline.record.traffic import MemberTraffic, per_step
 __all__ = [
     "FORMAT_VERSION",
     "PHASES",
+    "Collective",
     "Loss",
     "MemberRecord",
     "MemberTraffic",

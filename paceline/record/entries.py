@@ -86,6 +86,10 @@ TRACED = "traced"
 """Kind of the event that tells of a step that TensorFlow compiles anew, again and again."""
 
 
+OBSERVED = "observe"
+"""Engine of a run that Paceline did not start; its architecture is the one that was observed."""
+
+
 class RecordedEvent(Entry, kw_only=True):
     """Something worth a line: a member lost, a fallback taken, a link changed."""
 
@@ -131,6 +135,27 @@ class MemberRecord(Entry, kw_only=True):
 
     results: dict[str, float] = msgspec.field(default_factory=dict)
     """Figures found at the end, such as accuracy."""
+
+
+class Collective(Entry, kw_only=True):
+    """One collective call of one member of an observed job, on its host's monotonic clock."""
+
+    number: int
+    """The same on all members of the group, which call it in the same order."""
+
+    group: str
+    name: str
+    """As the library calls it, without the backend: all_reduce, broadcast, …"""
+
+    bytes: int | None = None
+    arrived_seconds: float
+    """When this member called it."""
+
+    blocked_seconds: float | None = None
+    """From when on the member did nothing but wait for it."""
+
+    ended_seconds: float | None = None
+    """When the member continued; absent where nothing told."""
 
 
 class StepSeconds(Entry, kw_only=True):

@@ -6,6 +6,7 @@
     members/worker0.json       what the member was and did (written at its start and at its end)
     members/worker0.steps.jsonl    one line per step
     members/worker0.series.jsonl   one line per second
+    members/rank0.collectives.jsonl    one line per collective call of an observed job
     launcher.json              the process that writes the summary
     logs/worker0.log           what the member printed, in the order it came
     run.json                   the summary; status "running" until the end
@@ -26,7 +27,7 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import RecordError
-from paceline.record.entries import MemberRecord, RecordedEvent, Sample, Step, Summary
+from paceline.record.entries import Collective, MemberRecord, RecordedEvent, Sample, Step, Summary
 from paceline.record.lives import RESTART, joined
 from paceline.record.machine import describe
 from paceline.record.state import Launcher, is_gone, this_process
@@ -100,7 +101,7 @@ class RunFolder:
         """All samples of a member at once."""
         self._write_lines(f"members/{member}.series.jsonl", samples)
 
-    def _write_lines(self, name: str, entries: Sequence[Step | Sample]) -> None:
+    def _write_lines(self, name: str, entries: Sequence[Step | Sample | Collective]) -> None:
         self.write(name, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
     def add_event(self, event: RecordedEvent) -> None:
@@ -159,6 +160,14 @@ class RunFolder:
 
     def series(self, member: str) -> list[Sample]:
         return list(_lines(self.path / "members" / f"{member}.series.jsonl", Sample))
+
+    def collectives(self, member: str) -> list[Collective]:
+        """The collective calls of a member of an observed job, in its order."""
+        return list(_lines(self.path / "members" / f"{member}.collectives.jsonl", Collective))
+
+    def write_collectives(self, member: str, entries: Sequence[Collective]) -> None:
+        """All collective calls of a member at once."""
+        self._write_lines(f"members/{member}.collectives.jsonl", entries)
 
     def events(self) -> list[RecordedEvent]:
         return list(_lines(self.path / "events.jsonl", RecordedEvent))

@@ -66,6 +66,18 @@ class StepClock:
         self._seconds[self._phase] -= seconds / self._dilation
         self._seconds[phase] += seconds / self._dilation
 
+    def repay(self, phase: str, what: str, seconds: float) -> None:
+        """Seconds that `phase` was given in this step belonged to a pause after all."""
+        if self._pausing:
+            return
+        self._seconds[phase] -= seconds / self._dilation
+        self._pause(what, seconds / self._dilation)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether backward is on, and one of this step's gradients is ready."""
+        return self._current() == "backward" and self._ready is not None
+
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
         """Time inside is that of `phase`; afterwards the present one goes on."""

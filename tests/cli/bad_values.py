@@ -32,6 +32,7 @@ BASE: dict[str, list[str]] = {
     "run": ["--", "script.py"],
     "demo": [],
     "compare": ["--architectures", "ring,single", "--workers", "2"],
+    "observe": ["--", "script.py"],
     "explain": ["run"],
     "report": ["run"],
     "watch": ["run"],
@@ -78,7 +79,7 @@ TAKEN = {
     # Folders that are made, with their parents.
     *{
         (verb, "out", "missing")
-        for verb in ("train", "run", "demo", "compare", "reproduce", "report")
+        for verb in ("train", "run", "demo", "compare", "reproduce", "report", "observe")
     },
     ("report", "out", "a folder"),
     ("reproduce", "out", "a folder"),

@@ -34,6 +34,7 @@ def nothing_begins(monkeypatch):
         "paceline.report.write_runs",
         "paceline.builtin.member.train_here",
         "paceline.predict.clock.Clock.run",
+        "os.execv",
     ):
         monkeypatch.setattr(place, reach)
     monkeypatch.setattr(time, "sleep", reach)

@@ -71,6 +71,18 @@ class DeviceClock(StepClock):
     def charge(self, phase: str, seconds: float) -> None:
         self._marks.charges.append((self._marks.passages[-1][0], phase, seconds))
 
+    def repay(self, phase: str, what: str, seconds: float) -> None:
+        passages = self._marks.passages
+        for index in reversed(range(len(passages))):
+            if passages[index][0] == phase:
+                named = what if what == EVALUATION else PAUSED + what
+                passages[index] = (named, passages[index][1])
+                return
+
+    @property
+    def has_ready(self) -> bool:
+        return self._current() == "backward" and self._marks.ready is not None
+
     @contextmanager
     def paused(self, what: str = OTHER) -> Iterator[None]:
         self.enter(PAUSED + what)

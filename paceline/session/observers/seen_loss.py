@@ -48,10 +48,18 @@ class SeenLoss:
 
         Where several optimizers take turns, each has a loss of its own, and none is the run's.
         """
-        values, self._values = self._values, []
-        one = len(trained) == 1 and (len(trained[0].optimizers) == 1 or len(values) == 1)
-        if reported is not None or not values or not one:
+        one = len(trained) == 1
+        one = one and (len(trained[0].optimizers) == 1 or len(self._values) == 1)
+        if reported is not None or not one:
+            self.forget()
             return reported
+        return self.take()
+
+    def take(self) -> "StepLoss | None":
+        """What was seen since the last call; None where it was nothing."""
+        values, self._values = self._values, []
+        if not values:
+            return None
         self.count += 1
         return StepLoss(values, self._is_part)
 
