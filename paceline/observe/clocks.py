@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from paceline.record import Collective
+from paceline.record import CollectiveCall
 
 TOGETHER = ("all_reduce", "all_gather", "all_gather_into_tensor", "_allgather_base", "barrier",
             "allreduce_coalesced", "reduce_scatter", "reduce_scatter_tensor",
@@ -37,13 +37,13 @@ class Offset(NamedTuple):
     """How many common ends it rests on; 0 where the members share a clock."""
 
 
-def by_key(entries: Sequence[Collective]) -> dict[Key, Collective]:
+def by_key(entries: Sequence[CollectiveCall]) -> dict[Key, CollectiveCall]:
     """A member's collectives by group and number."""
     return {(entry.group, entry.number): entry for entry in entries}
 
 
 def align(
-    members: Mapping[str, Sequence[Collective]], clocks: Mapping[str, str]
+    members: Mapping[str, Sequence[CollectiveCall]], clocks: Mapping[str, str]
 ) -> dict[str, Offset]:
     """Each member's offset from the clock of the first; a member that cannot be placed is absent.
 
@@ -68,7 +68,7 @@ def align(
 def _between(
     clock: str,
     offsets: Mapping[str, Offset],
-    known: Mapping[str, Mapping[Key, Collective]],
+    known: Mapping[str, Mapping[Key, CollectiveCall]],
     clocks: Mapping[str, str],
 ) -> Offset | None:
     """The offset of one clock from the reference, by way of every member that is placed."""

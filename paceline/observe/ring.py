@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline.observe.calls import KEPT_WINDOWS, Window
-from paceline.record import Collective
+from paceline.record import CollectiveCall
 
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """How many collectives the ring keeps; 0, torch's default, switches it off."""
@@ -74,7 +74,7 @@ class Follower:
     def __init__(self) -> None:
         self._last = -1
         self._windows: deque[Window] = deque(maxlen=KEPT_WINDOWS)
-        self._pending: list[Collective] = []
+        self._pending: list[CollectiveCall] = []
         self._counts: dict[str, int] = {}
         self.has_ring = False
         self.calls = 0
@@ -86,7 +86,7 @@ class Follower:
         windows: Iterable[Window],
         *,
         until: float | None = None,
-    ) -> list[Collective]:
+    ) -> list[CollectiveCall]:
         """The collectives that are complete since the last call, in order.
 
         `until`: a moment at which the member was outside of any window, and up to which all
@@ -112,14 +112,14 @@ class Follower:
                 self._pending.append(collective(entry, arrived))
         return self._join(until)
 
-    def _from_windows(self) -> list[Collective]:
+    def _from_windows(self) -> list[CollectiveCall]:
         """Without a ring, calls are numbered as this member makes them."""
         found = []
         while self._windows:
             window = self._windows.popleft()
             self._counts[window.name] = number = self._counts.get(window.name, 0) + 1
             found.append(
-                Collective(
+                CollectiveCall(
                     number=number,
                     group=window.name,
                     name=window.name,
@@ -132,7 +132,7 @@ class Follower:
         self.calls += len(found)
         return found
 
-    def _join(self, until: float | None) -> list[Collective]:
+    def _join(self, until: float | None) -> list[CollectiveCall]:
         """The last collective that was called in a window is the one its member waited for."""
         left: deque[Window] = deque(maxlen=KEPT_WINDOWS)
         times = [one.arrived_seconds for one in self._pending]
@@ -154,9 +154,9 @@ class Follower:
         return done
 
 
-def collective(entry: Mapping[str, Any], arrived: float) -> Collective:
+def collective(entry: Mapping[str, Any], arrived: float) -> CollectiveCall:
     """One entry of a dump as the record's line."""
-    return Collective(
+    return CollectiveCall(
         number=int(entry.get("collective_seq_id", 0)),
         group=group_name(entry),
         name=operation(entry),

@@ -21,7 +21,7 @@ from paceline.observe import place, ring
 from paceline.observe.calls import Calls, Window
 from paceline.observe.hooks import Hooks
 from paceline.observe.watchdog import Watchdog
-from paceline.observe.writing import Lines
+from paceline.observe.writing import CollectiveLines
 from paceline.record import RunFolder, Step
 from paceline.record.entries import NOT_FINITE
 from paceline.session.observers.device_clock import DeviceClock
@@ -76,7 +76,7 @@ class Observation:
         self._open_step: tuple[Step, StepLoss | None, Any] | None = None
         self._waiting: list[Step] = []
         """Complete steps from before there was a folder to write them to."""
-        self._lines: Lines | None = None
+        self._lines: CollectiveLines | None = None
         self._follower = ring.Follower()
         self._watchdog: Watchdog | None = None
         self._done = threading.Event()
@@ -163,7 +163,7 @@ class Observation:
         if self.folder is None:
             self.is_broken = True
             return
-        self._lines = Lines(self.folder, self.name)
+        self._lines = CollectiveLines(self.folder, self.name)
         self.recorder = Recorder(
             self.folder,
             name=self.name,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from paceline.observe.kineto import CollectiveEvent, Interval, Trace
-from paceline.record import Collective, Step
+from paceline.record import CollectiveCall, Step
 
 IN_STEP = 100_000
 """Collectives are numbered by step, so that traces which begin at different steps still agree."""
@@ -19,7 +19,7 @@ def windows(trace: Trace) -> dict[int, Interval]:
     return dict(enumerate(pairwise(ends)))
 
 
-def steps_of(trace: Trace) -> tuple[list[Step], list[Collective]]:
+def steps_of(trace: Trace) -> tuple[list[Step], list[CollectiveCall]]:
     """What one rank did, step by step."""
     steps, calls = [], []
     collectives = sorted(trace.collectives, key=lambda one: one.begin)
@@ -45,7 +45,7 @@ def _step(
     window: Interval,
     collectives: Sequence[CollectiveEvent],
     arrivals: Sequence[float],
-) -> tuple[Step, list[Collective]]:
+) -> tuple[Step, list[CollectiveCall]]:
     begin, end = window
     first = bisect_left(arrivals, begin)
     own = []
@@ -86,9 +86,9 @@ def _step(
 
 def _call(
     step: int, place: int, one: CollectiveEvent, arrived: float, ready: float | None
-) -> Collective:
+) -> CollectiveCall:
     blocked = None if ready is None else min(max(ready, arrived), one.end)
-    return Collective(
+    return CollectiveCall(
         number=step * IN_STEP + place,
         group=one.group,
         name=one.name,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.observe.clocks import Key, by_key
-from paceline.record import Collective, Step
+from paceline.record import CollectiveCall, Step
 
 FROM_ONE = ("broadcast", "scatter", "_broadcast_oop")
 """Collectives in which members wait for the first of the group alone."""
@@ -19,7 +19,7 @@ FROM_ONE = ("broadcast", "scatter", "_broadcast_oop")
 
 def tell_waiting(
     steps: Mapping[str, Sequence[Step]],
-    collectives: Mapping[str, Sequence[Collective]],
+    collectives: Mapping[str, Sequence[CollectiveCall]],
     offsets: Mapping[str, float],
 ) -> dict[str, list[Step]]:
     """The same steps with `wait` told from `exchange_exposed`, and with `ready_seconds` that say
@@ -38,7 +38,7 @@ def tell_waiting(
 
 
 def _arrivals(
-    known: Mapping[str, Mapping[Key, Collective]], offsets: Mapping[str, float]
+    known: Mapping[str, Mapping[Key, CollectiveCall]], offsets: Mapping[str, float]
 ) -> dict[Key, dict[str, float]]:
     """Collective -> member -> when it came, on the reference's clock; of two members or more."""
     found: dict[Key, dict[str, float]] = {}
@@ -51,11 +51,11 @@ def _arrivals(
 
 
 def _by_step(
-    steps: Sequence[Step], known: Mapping[Key, Collective]
-) -> dict[int, list[tuple[Key, Collective]]]:
+    steps: Sequence[Step], known: Mapping[Key, CollectiveCall]
+) -> dict[int, list[tuple[Key, CollectiveCall]]]:
     """Step -> the collectives in it for which the member was blocked, in order."""
     starts = [step.start_seconds for step in steps]
-    found: dict[int, list[tuple[Key, Collective]]] = {}
+    found: dict[int, list[tuple[Key, CollectiveCall]]] = {}
     for key, entry in known.items():
         if entry.blocked_seconds is None or entry.ended_seconds is None:
             continue
@@ -67,7 +67,7 @@ def _by_step(
 
 def _told(
     step: Step,
-    inside: Sequence[tuple[Key, Collective]],
+    inside: Sequence[tuple[Key, CollectiveCall]],
     name: str,
     first: str,
     arrivals: Mapping[Key, Mapping[str, float]],
@@ -93,7 +93,7 @@ def _told(
 
 def _with_ready(
     steps: dict[str, list[Step]],
-    known: Mapping[str, Mapping[Key, Collective]],
+    known: Mapping[str, Mapping[Key, CollectiveCall]],
     arrivals: Mapping[Key, Mapping[str, float]],
     offsets: Mapping[str, float],
 ) -> dict[str, list[Step]]:

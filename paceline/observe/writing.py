@@ -1,17 +1,17 @@
-"""Lines of collectives as they come, in a member's own file."""
+"""CollectiveLines of collectives as they come, in a member's own file."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from paceline.errors import PacelineError
-from paceline.record import Collective, RunFolder, cannot_write
+from paceline.record import CollectiveCall, RunFolder, cannot_write
 
 MOST_BYTES = 256 << 20
 """A job of weeks does not fill a disk with its collectives; later ones are left out."""
 
 
-class Lines:
+class CollectiveLines:
     """Appends one member's collective calls."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
@@ -19,7 +19,7 @@ class Lines:
         self._encoder = msgspec.json.Encoder()
         self._written = 0
 
-    def add(self, entries: Sequence[Collective]) -> None:
+    def add(self, entries: Sequence[CollectiveCall]) -> None:
         """Write them at once."""
         if not entries or self._written > MOST_BYTES:
             return

@@ -2,7 +2,7 @@
 
 from paceline.record.entries import (
     PHASES,
-    Collective,
+    CollectiveCall,
     Loss,
     MemberRecord,
     RecordedEvent,
@@ -36,7 +36,7 @@ from paceline.record.traffic import MemberTraffic, per_step
 __all__ = [
     "FORMAT_VERSION",
     "PHASES",
-    "Collective",
+    "CollectiveCall",
     "Loss",
     "MemberRecord",
     "MemberTraffic",

@@ -137,7 +137,7 @@ class MemberRecord(Entry, kw_only=True):
     """Figures found at the end, such as accuracy."""
 
 
-class Collective(Entry, kw_only=True):
+class CollectiveCall(Entry, kw_only=True):
     """One collective call of one member of an observed job, on its host's monotonic clock."""
 
     number: int

@@ -27,7 +27,14 @@ import msgspec
 
 from paceline import spec
 from paceline.errors import RecordError
-from paceline.record.entries import Collective, MemberRecord, RecordedEvent, Sample, Step, Summary
+from paceline.record.entries import (
+    CollectiveCall,
+    MemberRecord,
+    RecordedEvent,
+    Sample,
+    Step,
+    Summary,
+)
 from paceline.record.lives import RESTART, joined
 from paceline.record.machine import describe
 from paceline.record.state import Launcher, is_gone, this_process
@@ -101,7 +108,7 @@ class RunFolder:
         """All samples of a member at once."""
         self._write_lines(f"members/{member}.series.jsonl", samples)
 
-    def _write_lines(self, name: str, entries: Sequence[Step | Sample | Collective]) -> None:
+    def _write_lines(self, name: str, entries: Sequence[Step | Sample | CollectiveCall]) -> None:
         self.write(name, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
     def add_event(self, event: RecordedEvent) -> None:
@@ -161,11 +168,11 @@ class RunFolder:
     def series(self, member: str) -> list[Sample]:
         return list(_lines(self.path / "members" / f"{member}.series.jsonl", Sample))
 
-    def collectives(self, member: str) -> list[Collective]:
+    def collectives(self, member: str) -> list[CollectiveCall]:
         """The collective calls of a member of an observed job, in its order."""
-        return list(_lines(self.path / "members" / f"{member}.collectives.jsonl", Collective))
+        return list(_lines(self.path / "members" / f"{member}.collectives.jsonl", CollectiveCall))
 
-    def write_collectives(self, member: str, entries: Sequence[Collective]) -> None:
+    def write_collectives(self, member: str, entries: Sequence[CollectiveCall]) -> None:
         """All collective calls of a member at once."""
         self._write_lines(f"members/{member}.collectives.jsonl", entries)
 

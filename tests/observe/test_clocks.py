@@ -6,14 +6,14 @@ import pytest
 
 from paceline.observe.clocks import align
 from paceline.observe.waiting import tell_waiting
-from paceline.record import Collective, Step
+from paceline.record import CollectiveCall, Step
 
 
 def collectives(arrivals, *, shift=0.0, transfer=0.01, jitter=0.0, seed=0, last=None):
     """A member's all-reduces: called at `arrivals`, ended `transfer` after the last had come."""
     chance = random.Random(seed)
     return [
-        Collective(
+        CollectiveCall(
             number=number,
             group="0",
             name="all_reduce",
@@ -51,14 +51,14 @@ def test_members_of_one_host_share_a_clock():
 def test_a_host_is_placed_by_way_of_another():
     members = two_hosts(7.0)
     chain = [
-        Collective(
+        CollectiveCall(
             number=n, group="1", name="all_reduce", arrived_seconds=n + s, ended_seconds=n + s + 0.1
         )
         for n in range(9)
         for s in (0.0,)
     ]
     moved = [
-        Collective(
+        CollectiveCall(
             number=one.number,
             group="1",
             name="all_reduce",
