@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import UNKNOWN, calls, programs
+from tests.support.programs import UNKNOWN, calls, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,7 +51,7 @@ GIVEN = {
     "paceline/tunnel/agents.py": "command lines of the tunnel's own Python programs",
     "tests/architectures/test_mpi.py": "mpirun beside this interpreter",
     "tests/docs/test_wheel.py": "the interpreter of the environment it made, and this one",
-    "tests/launch/doctor/conftest.py": "words before python: `unshare --mount sh`",
+    "tests/diagnose/conftest.py": "words before python: `unshare --mount sh`",
     "tests/launch/test_launchers.py": "LAUNCHERS: python or mpirun",
 }
 """Files with command lines that come from elsewhere, and from where."""

@@ -12,8 +12,8 @@ from paceline.architectures.average import AverageArchitecture, Rounds
 from paceline.autograd.trained import Trained
 from paceline.errors import ExchangeError
 from paceline.testing import run_members
-from tests.architectures.memory import run_threads
-from tests.curves import largest_difference, loss_curve, whole
+from tests.support.curves import largest_difference, loss_curve, whole
+from tests.support.threads import run_threads
 
 WORKERS, STEPS, RATE = 3, 12, 0.1
 SEEDING = threading.Lock()  # torch has one generator for all threads

@@ -16,7 +16,7 @@ from paceline.autograd.trained import Trained
 from paceline.collectives.group import Group
 from paceline.errors import DeadlineError
 from paceline.testing import run_members
-from tests.curves import small_model
+from tests.support.curves import small_model
 
 
 def one_stays_away(session, options, away=1):

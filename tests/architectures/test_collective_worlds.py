@@ -19,8 +19,8 @@ from paceline.protocol.collectives import (
     SumStretch,
 )
 from paceline.testing import run_members
-from tests.curves import STEPS, loss_curve
 from tests.protocol.test_collectives import Group, train
+from tests.support.curves import STEPS, loss_curve
 
 BUCKET_BYTES = 64
 """The small model has several of these."""

@@ -11,7 +11,7 @@ from paceline.autograd.buckets import BucketedArchitecture
 from paceline.errors import MemberError
 from paceline.telemetry.queues import HEADER_BYTES
 from paceline.testing import run_members
-from tests.curves import STEPS, largest_difference, loss_curve, small_model, whole
+from tests.support.curves import STEPS, largest_difference, loss_curve, small_model, whole
 from tests.tunnel.conftest import rights  # noqa: F401 - a fixture
 
 

@@ -12,7 +12,7 @@ from paceline.telemetry import StepClock
 from paceline.testing import run_members
 from tests.architectures.test_hybrid import curve_on_hosts
 from tests.architectures.test_server_device import SlowLane
-from tests.curves import largest_difference, loss_curve, whole
+from tests.support.curves import largest_difference, loss_curve, whole
 
 
 @pytest.fixture(scope="module")

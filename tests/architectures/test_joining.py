@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from unittest import mock
 
 import msgspec
@@ -24,10 +23,9 @@ from paceline.record.state import this_process
 from paceline.session import stores
 from paceline.session.join_obstacle import KEY, UNDIVIDED
 from paceline.session.joining import announce, check, join
-from tests.architectures.by_hand import Job
-from tests.architectures.memory import context
+from tests.support.by_hand import PROGRAM, Job
+from tests.support.threads import context
 
-PROGRAM = Path(__file__).with_name("takes_steps.py")
 STEPS, SECONDS = 120, 150.0
 
 

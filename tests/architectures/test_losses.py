@@ -5,7 +5,7 @@ The wait for anybody is 120 s, and these tests give up before it.
 
 import pytest
 
-from tests.architectures.by_hand import Job
+from tests.support.by_hand import Job
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import nn
 from paceline import architectures, data, spec
 from paceline.errors import MemberError
 from paceline.testing import run_members
-from tests.curves import (
+from tests.support.curves import (
     GLOBAL_BATCH,
     SAMPLES,
     STEPS,
@@ -57,7 +57,7 @@ def run_ranks(
     }
     if lose:
         environment["MPI_TEST_LOSE"] = lose
-    program = [sys.executable, "-m", "tests.architectures.mpi_program", str(folder)]
+    program = [sys.executable, "-m", "tests.support.mpi_program", str(folder)]
     run_mpirun(folder, workers, flags, program, environment)
     return {int(f.stem): json.loads(f.read_text()) for f in folder.glob("[0-9]*.json")}
 

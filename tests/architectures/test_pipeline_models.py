@@ -21,7 +21,7 @@ from paceline.errors import MemberError, SpecError
 from paceline.protocol.partition import too_few
 from paceline.session.session import Session
 from paceline.testing import run_members
-from tests.architectures import stage_models
+from tests.support import stage_models
 
 CPU = torch.device("cpu")
 STEPS, BATCH, MICROBATCHES = 6, 16, 4

@@ -10,7 +10,7 @@ from paceline.errors import MemberError, SpecError
 from paceline.record import RunFolder
 from paceline.session.session import Session
 from paceline.testing import run_members
-from tests.curves import largest_difference, loss_curve, whole
+from tests.support.curves import largest_difference, loss_curve, whole
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from paceline import spec
 from paceline.collectives.collective import TorchCollective
 from paceline.session.session import Session
 from paceline.testing import run_members
-from tests.curves import largest_difference, loss_curve, whole
+from tests.support.curves import largest_difference, loss_curve, whole
 
 
 @pytest.fixture(scope="module")

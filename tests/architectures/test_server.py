@@ -15,7 +15,7 @@ from paceline.served.updates import ELEMENTWISE, NUMBERS
 from paceline.served.weights import ServedWeights
 from paceline.session import calls
 from paceline.testing import run_members
-from tests.curves import largest_difference, loss_curve, samples, whole
+from tests.support.curves import largest_difference, loss_curve, samples, whole
 
 TIMEOUT_SECONDS = 100.0
 

@@ -21,7 +21,7 @@ from paceline.served import device as devices
 from paceline.served.updates import only
 from paceline.testing import run_members
 from tests.architectures.test_server import clipped, save_and_resume
-from tests.curves import (
+from tests.support.curves import (
     GLOBAL_BATCH,
     SAMPLES,
     STEPS,

@@ -12,7 +12,7 @@ import paceline
 from paceline import data, models, spec
 from paceline.errors import MemberError, SpecError
 from paceline.testing import run_members
-from tests.curves import loss_curve, whole
+from tests.support.curves import loss_curve, whole
 
 WORKERS, BATCH, EPOCHS = 4, 64, 4
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.architectures.by_hand import Job
+from tests.support.by_hand import Job
 
 STEPS, BATCH, WORKERS = 80, 12, 3
 

@@ -9,7 +9,7 @@ from paceline.bench.compare import ComparisonFolder
 from paceline.bench.table import loss_difference
 from paceline.errors import MemberError, SpecError
 from paceline.record import MemberRecord, RunFolder, Step, summarise
-from tests.synthetic import synchronous_run
+from tests.support.synthetic import synchronous_run
 
 
 def asked(**axes):

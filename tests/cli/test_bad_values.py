@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli import main
 from tests.cli.bad_values import Case, argument_cases, cases, surroundings
-from tests.synthetic import synchronous_run
+from tests.support.synthetic import synchronous_run
 
 
 class ReachedError(BaseException):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.cli.main import main
-from tests.synthetic import Times, synchronous_run
+from tests.support.synthetic import Times, synchronous_run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from paceline import engines, report, spec
 from paceline.cli import console, job, tables
 from paceline.cli.main import VERBS, main
 from paceline.compute import profiling
-from tests.synthetic import synchronous_run
+from tests.support.synthetic import synchronous_run
 
 
 def run(*arguments, columns=80):

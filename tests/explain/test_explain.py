@@ -12,7 +12,7 @@ from paceline.explain import conclude, explain
 from paceline.record import RecordedEvent, RunFolder, folder
 from paceline.record.entries import NOT_FINITE
 from paceline.session.observers.nonfinite import NonfiniteValues
-from tests.synthetic import MB, Times, synchronous_run
+from tests.support.synthetic import MB, Times, synchronous_run
 
 HEALTHY = {}
 PLANTED = {

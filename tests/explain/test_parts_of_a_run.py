@@ -7,7 +7,7 @@ import pytest
 from paceline.explain import explain
 from paceline.record import RecordedEvent
 from paceline.record.entries import TRACED
-from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
+from tests.support.synthetic import Machine, Times, names, rewritten, synchronous_run
 
 
 class TestSpans:

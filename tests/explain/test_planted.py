@@ -13,7 +13,7 @@ from paceline.errors import MemberError
 from paceline.explain import explain
 from paceline.record import open_folder
 from paceline.tunnel.namespaces import missing_rights
-from tests.toy_device import write_toy_device
+from tests.support.toy_device import write_toy_device
 
 SLOW_INPUT = """
 import time

@@ -7,7 +7,7 @@ from paceline import spec
 from paceline.errors import RecordError
 from paceline.explain import explain
 from paceline.record import RecordedEvent, open_folder
-from tests.synthetic import Machine, Times, names, rewritten, synchronous_run
+from tests.support.synthetic import Machine, Times, names, rewritten, synchronous_run
 
 CLASSES = {"num_classes": 10.0}
 SLOW = Times(forward=0.030, backward=0.054)

@@ -18,7 +18,7 @@ from paceline.explain import explain
 from paceline.explain.facts import gather
 from paceline.explain.findings import CauseName
 from paceline.record import RunFolder, open_folder
-from tests.synthetic import MB, Machine, Times, names, synchronous_run
+from tests.support.synthetic import MB, Machine, Times, names, synchronous_run
 
 CLASSES = {"num_classes": 10.0}
 

@@ -17,7 +17,7 @@ from paceline.launch.faults import Faults, check_faults
 from paceline.record import RunFolder
 
 WORKLOAD = {
-    "model": "tests.training.models:that_waits_for_its_faults",
+    "model": "tests.support.user_models:that_waits_for_its_faults",
     "input_shape": (123,),
     "data": "synthetic",
     "global_batch": 16,

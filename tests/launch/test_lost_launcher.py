@@ -26,7 +26,7 @@ def asked(**workload):
         architecture=spec.parse_architecture("server"),
         cluster=spec.Cluster(workers=2, servers=1),
         workload=spec.Workload(
-            model="tests.training.models:that_stays_at_step_100",
+            model="tests.support.user_models:that_stays_at_step_100",
             input_shape=(123,),
             data="synthetic",
             global_batch=16,

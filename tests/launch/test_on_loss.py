@@ -241,7 +241,7 @@ def disturbed(
     kill, *, workers=3, servers=2, restarts=0, steps=120, kind="server:chunk=4KiB", **workload
 ):
     """A job of real processes in which somebody is killed."""
-    asked = {"model": "tests.training.models:that_waits_for_its_faults", "input_shape": (123,)}
+    asked = {"model": "tests.support.user_models:that_waits_for_its_faults", "input_shape": (123,)}
     asked |= {"data": "synthetic", "global_batch": 26, **workload}
     experiment = spec.Experiment(
         architecture=spec.parse_architecture(kind),  # small chunks, so that both serve some

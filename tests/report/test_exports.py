@@ -13,7 +13,7 @@ import pytest
 from paceline import record, spec
 from paceline.errors import SpecError
 from paceline.report.exports import EXPORTS, export
-from tests.synthetic import START, Times, synchronous_run
+from tests.support.synthetic import START, Times, synchronous_run
 
 
 @pytest.fixture

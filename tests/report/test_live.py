@@ -20,8 +20,8 @@ from paceline.record import MemberRecord, RecordedEvent, RunFolder, Step
 from paceline.report import live
 from paceline.report.tail import HISTORY, SILENT_SECONDS, History, RunTail
 from paceline.wire.handshake import AT_ONCE
-from tests import webdriver
-from tests.synthetic import Times, synchronous_run
+from tests.support import webdriver
+from tests.support.synthetic import Times, synchronous_run
 
 MEMBER = """
 import sys, time

@@ -13,7 +13,7 @@ from paceline.report import charts, columns, members
 from paceline.report.page import compose
 from paceline.report.rows import groups, labels
 from paceline.report.verdicts import explained, with_verdict
-from tests.synthetic import MB, Times, synchronous_run
+from tests.support.synthetic import MB, Times, synchronous_run
 
 
 @pytest.fixture

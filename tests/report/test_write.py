@@ -12,8 +12,8 @@ from paceline.report import drawing
 from paceline.report.charts import breakdown_values
 from paceline.report.page import compose
 from paceline.report.rows import groups, labels
-from tests import webdriver
-from tests.synthetic import Times, synchronous_run
+from tests.support import webdriver
+from tests.support.synthetic import Times, synchronous_run
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from paceline.errors import SpecError
 from paceline.record import RunFolder
 from paceline.telemetry.queues import HEADER_BYTES
 from paceline.tunnel.namespaces import list_ours, sweep
-from tests.toy_device import GRADIENT_BYTES, write_toy_device
+from tests.support.toy_device import GRADIENT_BYTES, write_toy_device
 
 pytestmark = pytest.mark.tunnel
 
@@ -119,7 +119,7 @@ def test_a_script_of_ones_own_runs_there(rights, tmp_path):
 
 
 def test_members_share_the_cores_of_this_machine(rights, tmp_path):
-    asked = spec.replace(experiment("cpu", "ring"), model="tests.training.models:on_one_thread")
+    asked = spec.replace(experiment("cpu", "ring"), model="tests.support.user_models:on_one_thread")
     assert engines.run(asked, tmp_path / "run").summary().status == "finished"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from paceline import engines, spec
 from paceline.bench import drill
-from tests.toy_device import write_toy_device
+from tests.support.toy_device import write_toy_device
 from tests.tunnel.test_engine import experiment
 
 pytestmark = pytest.mark.tunnel

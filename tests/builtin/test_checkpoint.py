@@ -20,9 +20,9 @@ from paceline.builtin import checkpoint
 from paceline.errors import RecordError, SpecError
 from paceline.record import checkpoints
 from paceline.testing import run_members
-from tests.architectures.memory import run_threads
+from tests.support.threads import run_threads
 
-MODEL = "tests.training.models:with_dropout"
+MODEL = "tests.support.user_models:with_dropout"
 
 
 def experiment(workers=1, **changes):
@@ -172,7 +172,7 @@ def test_a_disk_that_torch_fills_is_called_full(tmp_path):
 
 KILLER = """
 import os, pathlib, random, signal, sys, time
-from tests.training.test_checkpoint import save
+from tests.builtin.test_checkpoint import save
 run, chance = pathlib.Path(sys.argv[1]), random.Random(1)
 save(run, 1)
 for number in range(1, 21):

@@ -10,7 +10,14 @@ from paceline.builtin.balance import balance, shares_for, speed
 from paceline.record import Step
 from paceline.session.loader.sharding import division, gradient_scale
 from paceline.testing import run_members
-from tests.curves import GLOBAL_BATCH, SAMPLES, largest_difference, samples, small_model, whole
+from tests.support.curves import (
+    GLOBAL_BATCH,
+    SAMPLES,
+    largest_difference,
+    samples,
+    small_model,
+    whole,
+)
 
 
 def step_of(number: int, seconds_per_sample: float, samples: int) -> Step:

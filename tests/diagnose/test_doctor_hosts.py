@@ -52,7 +52,7 @@ def test_a_wrong_interface_and_another_torch_are_named(hosts: Any, tmp_path: Pat
     other_torch = tmp_path / "torch-1.2.3.dist-info"
     other_torch.mkdir()
     (other_torch / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n")
-    python_path = f"{tmp_path}{os.pathsep}{Path(__file__).parents[3]}"
+    python_path = f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"
     changed = {B: {"PACELINE_ADDRESS": "docker0", "PYTHONPATH": python_path}}
     answer, _, statuses = hosts.doctor(changed)
     assert statuses == {A: 1, B: 1}

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from paceline.errors import SpecError
 from paceline.session.loader.streams import mark, size_of, take
-from tests.training.test_shard import together
-from tests.training.workers import job
+from tests.session.test_shard import together
+from tests.support.workers import job
 
 
 class Stream(IterableDataset):

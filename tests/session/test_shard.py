@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.errors import SpecError
 from paceline.launch import Identity
 from paceline.session.participants import Participants
-from tests.training.workers import Worker, job
+from tests.support.workers import Worker, job
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from paceline import engines, spec
 from paceline.record import checkpoints, summarise
-from tests.training.losing import STEPS, Losing
+from tests.support.losing import STEPS, Losing
 
 RING = "ring:bucket=64KiB"
 """Several buckets, of which some may be summed and some not."""
@@ -138,7 +138,7 @@ def test_inside_a_host_sums_are_handed_over_too(tmp_path, undisturbed):
 
 
 def test_statistics_see_a_batch_once_that_is_computed_twice(tmp_path):
-    workload = {"model": "tests.training.models:normed", "input_shape": (3, 8, 8)}
+    workload = {"model": "tests.support.user_models:normed", "input_shape": (3, 8, 8)}
     with Losing(tmp_path, RING, deaths={"worker1": "inside an exchange"}, **workload) as job:
         job.end("worker1")
     counts = [v for name, v in job.weights("worker0").items() if name.endswith("batches_tracked")]

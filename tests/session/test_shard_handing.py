@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.errors import SpecError
-from tests.training.test_shard import Numbers
-from tests.training.workers import Worker
+from tests.session.test_shard import Numbers
+from tests.support.workers import Worker
 
 
 def loaders(*settings, workers: int = 2, rank: int = 1, batch: str = "global"):

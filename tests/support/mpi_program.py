@@ -1,7 +1,7 @@
-"""What a rank does in test_mpi.py: `mpirun … python -m tests.architectures.mpi_program OUT`.
+"""What a rank does in test_mpi.py: `mpirun … python -m tests.support.mpi_program OUT`.
 
-Trains the small model of tests/curves.py and writes each step's loss, weighted by this worker's
-part of the batch. MPI_TEST_LOSE="2@20" makes rank 2 kill itself in step 20, before its backward.
+Trains the small model of tests/support/curves.py and writes each step's loss, weighted by this
+worker's part of the batch. MPI_TEST_LOSE="2@20" makes rank 2 kill itself in step 20, before backward.
 """
 
 import json
@@ -17,7 +17,7 @@ import paceline
 from paceline import data
 from paceline.session.loader.sharding import division, gradient_scale
 from paceline.session.start import current
-from tests.curves import GLOBAL_BATCH, SAMPLES, STEPS, samples, small_model
+from tests.support.curves import GLOBAL_BATCH, SAMPLES, STEPS, samples, small_model
 
 
 def main(out: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.autograd.buckets import BucketedArchitecture
 from paceline.autograd.trained import Trained
 from paceline.errors import SpecError
-from tests.architectures.memory import run_threads
+from tests.support.threads import run_threads
 
 WORKERS = 2
 SEEDING = threading.Lock()  # torch has one generator for all threads

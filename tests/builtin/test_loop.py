@@ -35,7 +35,7 @@ def test_resuming_gives_the_curve_without_the_break(tmp_path):
     optimizer = {"name": "adam", "learning_rate": 0.01}
     options = {
         **SMALL,
-        "model": "tests.training.models:with_dropout",
+        "model": "tests.support.user_models:with_dropout",
         "data": "shapes",
         "global_batch": 8,
         "steps": 6,
@@ -95,7 +95,7 @@ def test_the_record_of_a_run_has_the_contract(tmp_path):
 def test_a_member_that_fails_is_shown_and_leaves_a_readable_record(tmp_path):
     experiment = spec.replace(
         spec.Experiment(),
-        model="tests.training.models:broken_on_worker_1",
+        model="tests.support.user_models:broken_on_worker_1",
         architecture=spec.Ring(),
         workers=2,
     )

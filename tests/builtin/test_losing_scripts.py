@@ -6,7 +6,7 @@ record says how many were not seen, and from the next step on the batch is divid
 
 import pytest
 
-from tests.architectures.by_hand import Job
+from tests.support.by_hand import Job
 
 STEPS = 80
 
