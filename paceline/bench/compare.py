@@ -61,10 +61,10 @@ class ComparisonFolder:
 
     @classmethod
     def create(cls, path: Path, comparison: spec.Comparison) -> "ComparisonFolder":
-        if path.exists():
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
             fix = "name a folder that does not exist yet, or go on with --resume."
             raise SpecError("--out", f"{path} exists.", fix)
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         question = spec.comparison_to_toml(comparison)
         (path / QUESTION).write_text(question, encoding="utf-8")
         return cls(path)

@@ -1,5 +1,7 @@
 """How verbs talk: progress on stderr, results on stdout, JSON when asked."""
 
+import atexit
+import contextlib
 import sys
 import tempfile
 import time
@@ -22,6 +24,7 @@ from rich.progress import (
 
 from paceline import spec
 from paceline.errors import SpecError
+from paceline.record import cannot_write
 
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
@@ -47,13 +50,35 @@ def print_question(question: spec.Experiment | spec.Comparison, *, json: bool) -
 
 
 def new_run_path(name: str, asked: Path | None) -> Path:
-    """Where a run goes: as asked, or runs/<time>-<name>, with a number when that is taken."""
+    """Return where a run goes: as asked, or runs/<time>-<name>, with a number if that is taken.
+
+    The folder is made at once, so that of two jobs started in one second each has its own; one
+    that is still empty in the end is removed.
+    """
     if asked is not None:
         check_target(asked)
         return asked
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     candidates = [Path("runs") / stem, *(Path("runs") / f"{stem}-{n}" for n in range(2, 1000))]
-    return next(path for path in candidates if not path.exists())
+    return next(path for path in candidates if _reserved(path))
+
+
+def _reserved(path: Path) -> bool:
+    """Whether the folder did not exist, and was made."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    atexit.register(_remove_empty, path)
+    return True
+
+
+def _remove_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
+        path.parent.rmdir()
 
 
 def check_target(path: Path, flag: str = "--out", *, may_exist: bool = False) -> None:

@@ -1,6 +1,7 @@
 """`paceline run`: your own script, on n workers."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,20 +108,36 @@ def _profile(
     if path.suffix != ".json":
         raise SpecError("--profile", f"{path} is not named as a profile.", f"write {path}.json.")
     console.check_target(path, "--profile", may_exist=path.is_file())
+    if path.is_file():
+        _require_profile(path)
     experiment = job.resolved(spec.replace(experiment, architecture=spec.Single()))
-    path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.environ[VARIABLE] = str(path.absolute())
-    job.train(experiment, out, json=json)
-    if not path.exists():
-        problem = "the script ended before its third step, so that nothing is known of it."
-        raise SpecError("--profile", problem, "let it take three steps or more.")
+    with tempfile.TemporaryDirectory(prefix=".profile-", dir=path.parent) as folder:
+        written = Path(folder) / path.name
+        os.environ[VARIABLE] = str(written.absolute())
+        job.train(experiment, out, json=json)
+        if not written.exists():
+            problem = "the script ended before its third step, so that nothing is known of it."
+            raise SpecError("--profile", problem, "let it take three steps or more.")
+        written.replace(path)
     found = load_profile(path)
     step, size = found.step_seconds(found.batch), format_bytes(found.parameter_bytes)
     text = f"profile in {path}: {found.batch} samples in {format_seconds(step)}, {size} to exchange"
     console.err.print(text, markup=False, soft_wrap=True)
     fix = f"paceline predict --device {path} --architecture ring --link 10gbit"
     console.err.print(f"next: {fix}", markup=False, soft_wrap=True)
+
+
+def _require_profile(path: Path) -> None:
+    """Raise SpecError if `path` holds something else, which the new profile would replace."""
+    from paceline.errors import SpecError
+    from paceline.spec.profile import load_profile
+
+    try:
+        load_profile(path)
+    except SpecError as error:
+        problem = f"{path} exists and is not a device profile."
+        raise SpecError("--profile", problem, "name another file.") from error
 
 
 def _asked(script: str, arguments: tuple[str, ...], module: bool) -> "spec.Experiment":

@@ -31,6 +31,7 @@ ECHOES = (
     "no answer within",
     " was lost",
     "store is gone",
+    "lost the job's store",
     "has closed the connection",
     "use transport=tcp between containers",
     "failed to recv",

@@ -4,10 +4,13 @@ import json
 import os
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from paceline import spec
+from paceline.cli import console
 from paceline.cli.main import main
 from paceline.record import RunFolder
 
@@ -220,3 +223,15 @@ def test_a_script_needs_no_other_python_path(run, monkeypatch):
     found = out.splitlines()
     assert found[0] == os.getcwd()
     assert "/one/of/mine" in found
+
+
+def test_jobs_that_start_in_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        paths = list(threads.map(lambda _: console.new_run_path("job", None), range(8)))
+    assert len(set(paths)) == 8
+    folder = RunFolder.create(paths[0], spec.Experiment())
+    assert folder.summary().status == "running"
+    for path in paths:
+        console._remove_empty(path)
+    assert [path.exists() for path in paths] == [True] + [False] * 7

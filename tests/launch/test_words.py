@@ -19,6 +19,9 @@ WAITED = f"{TRACEBACK}paceline.errors.DeadlineError: step 3: no answer within 12
 LOST = f"{TRACEBACK}paceline.errors.ExchangeError: worker1 was lost in step 3, and it is over.\n"
 UNKNOWN = WAITED.replace("missing: x", "missing: unknown")
 STORE_GONE = f"{TRACEBACK}DistNetworkError: the job's store is gone: it has closed the connection\n"
+STORE_LOST = (
+    "error: server0 lost the job's store before it could read the note plan: worker0 has ended.\n"
+)
 OWN = f"{TRACEBACK}ValueError: my own mistake\n"
 REFUSED = f"{TRACEBACK}paceline.errors.SpecError: ring: it cannot.\n  fix: do not.\n"
 
@@ -48,6 +51,7 @@ def ended(name, status, said, *, said_at, ended_at=None):
         ([("worker0", 1, WAITED, 1.2, 1.5), ("worker2", 1, GLOO, 1.0, 1.0)], "worker0"),
         ([("worker0", 1, UNKNOWN, 1.2, 1.5), ("worker2", 1, GLOO, 1.0, 1.0)], "worker2"),
         ([("server0", 1, STORE_GONE, 1.0, 1.0), ("worker0", 1, OWN, 1.2, 1.3)], "worker0"),
+        ([("server0", 1, STORE_LOST, 1.0, 1.0), ("worker0", 1, OWN, 1.2, 1.3)], "worker0"),
         ([("worker0", 3, "", 2.0, 2.0), ("worker1", 1, OWN, 2.1, 2.1)], "worker0"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 from paceline.cli import main
 from paceline.session.observers import script_profile
 from paceline.session.observers.script_profile import ScriptProfile
-from paceline.spec.profile import load_profile
+from paceline.spec.profile import DeviceProfile, Layer, load_profile, save_profile
 
 
 def done(arguments: list[str]) -> None:
@@ -136,3 +136,26 @@ def test_a_script_of_too_few_steps_is_told_so(tmp_path):
     ended = profiled(tmp_path, 2)
     assert ended.returncode == 2
     assert "before its third step" in ended.stderr
+
+
+def test_a_file_is_replaced_only_by_a_profile_and_only_if_it_is_one(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text('{"my": "notes"}')
+    ended = profiled(tmp_path, 1000)
+    assert ended.returncode == 2
+    assert "exists and is not a device profile" in ended.stderr
+    assert file.read_text() == '{"my": "notes"}'
+    layer = Layer(name="a", forward_seconds=1.0, backward_seconds=1.0, parameter_bytes=4)
+    old = DeviceProfile(
+        device="cpu",
+        model="mine",
+        batch=1,
+        input_shape=(1,),
+        kind="measured",
+        source="",
+        layers=(layer,),
+    )
+    save_profile(old, file)
+    assert profiled(tmp_path, 2).returncode == 2
+    assert load_profile(file) == old
+    assert not list(tmp_path.glob(".profile-*"))
