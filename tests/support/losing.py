@@ -27,9 +27,9 @@ from paceline.errors import ExchangeError
 from paceline.launch import reserve, to_environment
 from paceline.protocol.collectives import Reduced
 from paceline.record import RunFolder, losses_of, summarise
-from paceline.session import start
 from paceline.session.commands import local_identities
 from paceline.session.session import Session
+from paceline.session.start import current as session_now
 
 SECONDS = 100.0
 STEPS = 12
@@ -45,7 +45,7 @@ def at(step, method, *, after=False, owner=_Worker):
     original = getattr(owner, method)
 
     def wrapped(self, *arguments, **named):
-        reached = start.current().step >= step
+        reached = session_now().step >= step
         if reached and not after:
             die()
         result = original(self, *arguments, **named)
@@ -62,7 +62,7 @@ def die_inside_exchange(step, started):
 
     def start(self, flat):
         original(self, flat)
-        if start.current().step == step and flat.numel() > 1:
+        if session_now().step == step and flat.numel() > 1:
             count[0] += 1
             if count[0] == started:
                 time.sleep(0.2)  # the others get what of it they can
@@ -75,7 +75,7 @@ def die_in_function(module, name, step=0):
     original = getattr(module, name)
 
     def wrapped(*arguments, **named):
-        if start.current().step >= step:
+        if session_now().step >= step:
             die()
         return original(*arguments, **named)
 
@@ -88,7 +88,7 @@ def die_sharing(step, bucket):
     original = HostCollective._tell
 
     def tell(self, event):
-        if event == Reduced(bucket) and start.current().step == step:
+        if event == Reduced(bucket) and session_now().step == step:
             time.sleep(0.2)  # they take what they can
             die()
         original(self, event)
@@ -102,7 +102,7 @@ def stay_behind(step, *, helps=False):
     original, given_up = Operation.wait, []
 
     def wait(self):
-        current = start.current()
+        current = session_now()
         if current.step == step and not given_up:
             given_up.append(True)
             if helps:
@@ -121,7 +121,7 @@ def give_up():
     """End as one that has found the others to be wrong."""
 
     def step(*_):
-        if start.current().step == 5:
+        if session_now().step == 5:
             raise ExchangeError("these weights cannot be")
         return original(*_)
 
