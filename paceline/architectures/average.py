@@ -24,8 +24,8 @@ from paceline.autograd.mixing import mix_in
 from paceline.autograd.trained import Trained
 from paceline.collectives.collective import Collective, Packed, connect, flatten, start_equal
 from paceline.collectives.context import Context
-from paceline.collectives.elastic import Regrouped
 from paceline.collectives.group import ended_early
+from paceline.collectives.view_collective import ExchangeVoid
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
 from paceline.protocol.collectives import (
@@ -50,6 +50,8 @@ class AverageArchitecture:
         self._options, self._context = options, context
         self._collective = collective or connect(context, options.backend)
         self._parts: list[Rounds] = []
+        if context.views is not None:
+            context.views.entry_every = options.every
 
     def distribute(self, trained: Trained) -> None:
         start_equal(self._collective, trained.everything())
@@ -261,7 +263,7 @@ class Rounds:
         bucket, flats, tags = self._under_way.bucket, self._flats(), 0
         try:
             self._collective.finish()
-        except Regrouped:
+        except ExchangeVoid:
             for flat in flats:
                 flat.renew()
             return Remain(self._collective.members, void=True)

@@ -64,6 +64,14 @@ class Follows(Protocol):
 
 
 @runtime_checkable
+class CountsPasses(Protocol):
+    """An architecture that does something else in each backward pass, by its number."""
+
+    passes: int
+    """Backward passes whose gradients were averaged; a worker that joins takes on the number."""
+
+
+@runtime_checkable
 class KeepsState(Protocol):
     """An architecture that keeps something from step to step which neither model nor optimizer
     holds: gradients left out, an outer optimizer, its place in a round."""

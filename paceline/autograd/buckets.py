@@ -32,7 +32,7 @@ from paceline.autograd.gradients import (
 from paceline.autograd.trained import Trained, refuse_max_norm
 from paceline.collectives.collective import Collective, place_like, start_equal
 from paceline.collectives.context import Context, StepAgain
-from paceline.collectives.elastic import ElasticCollective, Regrouped
+from paceline.collectives.view_collective import ExchangeVoid, ViewCollective
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.actions import AllReduce, Event, Usable
 from paceline.protocol.buckets import FIRST_BUCKET_BYTES, filled
@@ -55,7 +55,7 @@ class BucketedArchitecture:
     ) -> None:
         self._collective, self._context = collective, context
         self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
-        self._may_begin_again = isinstance(collective, ElasticCollective)
+        self._may_begin_again = isinstance(collective, ViewCollective)
         """From the gradients that autograd left."""
         self._tap = GradientTap(self, context, averages=True)
         self._buckets: list[Bucket] = []
@@ -79,6 +79,15 @@ class BucketedArchitecture:
 
     def take(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(uncompiled(self._before_step))
+
+    @property
+    def passes(self) -> int:
+        """See `CountsPasses`."""
+        return self._machine.step
+
+    @passes.setter
+    def passes(self, number: int) -> None:
+        self._machine = RingMachine(self._collective.members, len(self._buckets), step=number)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._tap.paused()
@@ -138,7 +147,7 @@ class BucketedArchitecture:
         for bucket in self._buckets:
             self._tell(Reduced(bucket.number))
         self._has_passed, self._has_begun = True, False
-        if isinstance(self._collective, ElasticCollective):
+        if isinstance(self._collective, ViewCollective):
             self._keep(self._collective)
 
     def pass_broken(self, error: Exception) -> None:
@@ -169,19 +178,19 @@ class BucketedArchitecture:
             for slot in bucket.slots:
                 slot.fill()  # not reached by this backward pass: accumulated before, or unused
         self._tell(Finish())
-        if not isinstance(self._collective, ElasticCollective):
+        if not isinstance(self._collective, ViewCollective):
             self._collective.finish()
             return True
         is_clipped = torch.zeros(1)
         try:
             self._collective.finish(keeps=[is_clipped])
-        except Regrouped:
+        except ExchangeVoid:
             self._deal()  # what was started may still write to these buckets
             return False
         self._is_clipped, self._came_clipped = is_clipped, bool(is_clipped)
         return True
 
-    def _keep(self, collective: ElasticCollective) -> None:
+    def _keep(self, collective: ViewCollective) -> None:
         """Leave the means where they are, and lie elsewhere in the next pass."""
         self._means = [(bucket.flat, bucket.flat._version) for bucket in self._buckets]
         collective.keep(self._kept)
@@ -252,7 +261,7 @@ class BucketedArchitecture:
         self._deal()
 
     def _deal(self) -> None:
-        tensors, blocks = self._trained.tensors, 1 if self._context.crew is None else 2
+        tensors, blocks = self._trained.tensors, 1 if self._context.views is None else 2
         self._buckets = _deal(tensors, self._bucket_bytes, self._allocate, blocks)
         slots = {id(slot.tensor): slot for bucket in self._buckets for slot in bucket.slots}
         self._slots = [slots[id(tensor)] for tensor in tensors]

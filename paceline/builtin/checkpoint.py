@@ -50,10 +50,10 @@ def save(
     store: Store | None,
     rank: int = 0,
     members: Sequence[int] | None = None,
-    is_short: Callable[[], bool] = lambda: False,
+    must_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Write the state before `step`; each of the `members` (left out: all workers) calls it, after
-    `settle`. The first writes what all have. `is_short`: one of them is lost.
+    `settle`. The first writes what all have. `must_stop`: one of them is lost.
 
     Whoever reads sees the whole checkpoint or none: its last file is written when all others are
     there. Raises RecordError, on that worker, where it could not be written; nothing that was there
@@ -72,7 +72,7 @@ def save(
     content = {**own, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     files = {f"{name}.pt": _write(run, f"{name}.pt", content)}
     for worker in members[1:] if keeps else ():
-        files[f"{name}.worker{worker}.pt"] = _told(store, f"{name}.worker{worker}", is_short)
+        files[f"{name}.worker{worker}.pt"] = _told(store, f"{name}.worker{worker}", must_stop)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         step=step,
@@ -139,14 +139,14 @@ def _tell(store: Store | None, name: str, write: Callable[[], File]) -> None:
         store.set(f"checkpoint/{name}", msgspec.json.encode(told).decode())
 
 
-def _told(store: Store | None, name: str, is_short: Callable[[], bool]) -> File:
+def _told(store: Store | None, name: str, must_stop: Callable[[], bool]) -> File:
     assert store is not None, "there are several workers"
     until = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(DistStoreError):
             store.wait([f"checkpoint/{name}"], LOOK)
             break
-        if is_short():
+        if must_stop():
             raise RecordError(f"{name}.pt was not written, as a worker was lost.")
     told = msgspec.json.decode(store.get(f"checkpoint/{name}"))
     if "error" in told:

@@ -188,7 +188,7 @@ class _Worker:
         session, model = self._session, self._model
         if not isinstance(model, PipelineModel):
             session.gradients.scale_by(len(batch[0]) * len(session.participants.sharing) / total)
-        again = session.survivors.go_on and session.distribution.repeats_steps
+        again = session.view_changes.go_on and session.distribution.repeats_steps
         before = [one.clone() for one in model.buffers()] if again else []
         try:
             self.step(step, *batch)
@@ -269,7 +269,7 @@ class _Worker:
                 store=session.store,
                 rank=session.rank,
                 members=members,
-                is_short=lambda: session.survivors.are_short,
+                must_stop=lambda: session.view_changes.must_stop,
             )
         except RecordError as error:
             if next_step >= self._num_steps:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.collectives import group
 from paceline.collectives.context import Context
-from paceline.collectives.elastic import ElasticCollective
 from paceline.collectives.group import Group, Operation, missing_at, ran_out
+from paceline.collectives.view_collective import ViewCollective
 from paceline.errors import SpecError
 
 
@@ -94,8 +94,8 @@ def connect(context: Context, backend: str) -> Collective:
         from paceline.collectives.mpi import MpiCollective  # an extra: loaded when asked for
 
         return MpiCollective(context)
-    if context.crew is not None:
-        return ElasticCollective(context, context.crew)
+    if context.views is not None:
+        return ViewCollective(context, context.views)
     return TorchCollective(context, chosen)
 
 

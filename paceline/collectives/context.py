@@ -5,7 +5,7 @@
 implements both; as they stand here they are right for a job whose workers stay the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from paceline.collectives.crew import Crew, Progress
+from paceline.collectives.views import Progress, Views
 from paceline.errors import PacelineError
 from paceline.launch import Identity
-from paceline.protocol.regrouping import Regroup
+from paceline.protocol.views import View
 from paceline.telemetry import StepClock
 
 
@@ -52,6 +52,14 @@ class TrainingContext:
     def progress(self) -> Progress:
         """Where this worker is in its training; asked when workers regroup, and when they end."""
         return Progress()
+
+    def settings(self) -> list[float]:
+        """The numbers in the optimizers' settings, in an order that is the same on all workers."""
+        return []
+
+    def use_settings(self, settings: Sequence[float]) -> None:
+        """Called on a worker that joined, before its step: those of an initial worker; zeros if
+        none is left."""
 
     def after_backward(self, do: AfterBackward) -> None:
         """Have `do` called whenever a backward pass of the script has ended."""
@@ -92,9 +100,9 @@ class MembershipContext:
         """Called between two steps with a server that failed in a step, and without which the
         others continue."""
 
-    def regrouped(self, regroup: Regroup) -> None:
-        """Called by the training thread when the remaining workers have agreed, before they
-        continue."""
+    def view_changed(self, view: View) -> None:
+        """Called by the training thread with the view that follows a failure, before the
+        participants continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +127,8 @@ class Context:
     deadline_seconds: float = 120.0
     """How long any wait for another member may take."""
 
-    crew: Crew | None = None
-    """The workers, where they continue in place after one of them has failed."""
+    views: Views | None = None
+    """Who takes part, if the others continue in place after a failure."""
 
     gradient_use: GradientUse | None = None
     """What is done with gradients between backward and `optimizer.step()`: nothing, or `clip`. None

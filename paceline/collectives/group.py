@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from paceline.collectives.context import Context
-from paceline.collectives.crew import MemberLost
 from paceline.collectives.proof import proven
+from paceline.collectives.views import ViewChanged, Views
 from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
 from paceline.wire.listeners import shut_listeners
 
@@ -44,7 +44,7 @@ KEPT_WORKS = 16
 PIECE = 1 << 18
 """Numbers that are broadcast at once."""
 
-CREW_LOOK_SECONDS = 0.1
+VIEW_LOOK_SECONDS = 0.1
 """The same where the others go on without one that is lost: who does not send to the lost one
 itself would wait for ever."""
 
@@ -115,14 +115,14 @@ class Group:
 
     def _wait_for_all(self, work: Any) -> None:
         """What all take part in never ends when one has left: look now and then whether one has."""
-        crew, has_left = self._context.crew, False
-        look = timedelta(seconds=LOOK_SECONDS if crew is None else CREW_LOOK_SECONDS)
+        views, has_left = self._context.views, False
+        look = timedelta(seconds=LOOK_SECONDS if views is None else VIEW_LOOK_SECONDS)
         while self._is_gloo and not _ends_within(work, look):
-            if crew is not None and crew.is_short:
-                raise MemberLost
-            if crew is None and has_left:
+            if views is not None:
+                look_at(views, self._context)
+            if views is None and has_left:
                 self._explain(RuntimeError("a collective without all of its members"))
-            has_left = crew is None and bool(
+            has_left = views is None and bool(
                 self._context.membership.ended()
             )  # its last bytes may come yet
         self._wait(work)
@@ -131,9 +131,9 @@ class Group:
         try:
             work.wait()
         except RuntimeError as error:
-            crew = self._context.crew
-            if crew is not None and crew.notices():
-                raise MemberLost from error
+            views = self._context.views
+            if views is not None and views.notices():
+                raise ViewChanged from error
             self._explain(error)
             raise
 
@@ -163,11 +163,11 @@ def _own_store(context: Context, backend: str, members: Sequence[int]) -> Store:
     """Where a group meets: a part of the store that no other group of these members has had.
 
     Members make the groups that they share in the same order, so the number of those before is the
-    same on each. Not so where somebody was lost meanwhile: there the name says who was left.
+    same on each. A failure breaks that order, so the name has the number of the view.
     """
     store: Store = HashStore() if context.store is None else context.store
-    left = () if context.crew is None else context.crew.members
-    name = "/".join(["group", backend, *("-".join(map(str, ranks)) for ranks in (left, members))])
+    view = "" if context.views is None else str(context.views.view.number)
+    name = "/".join(["group", backend, view, "-".join(map(str, members))])
     number = store.add(f"{name}/made/{context.identity.rank}", 1)
     return PrefixStore(f"{name}/{number}", store)
 
@@ -175,8 +175,8 @@ def _own_store(context: Context, backend: str, members: Sequence[int]) -> Store:
 def watched(make: Callable[[], T], context: Context) -> T:
     """What `make` makes together with others; where one may be lost meanwhile, in a thread that is
     left behind then."""
-    crew = context.crew
-    if crew is None:
+    views = context.views
+    if views is None:
         return make()
     made: Future[T] = Future()
 
@@ -187,15 +187,22 @@ def watched(make: Callable[[], T], context: Context) -> T:
             made.set_exception(error)
 
     threading.Thread(target=run, name="paceline-group", daemon=True).start()
-    while not wait([made], CREW_LOOK_SECONDS).done:
-        if crew.is_short:
-            raise MemberLost
+    while not wait([made], VIEW_LOOK_SECONDS).done:
+        look_at(views, context)
     try:
         return made.result()
     except (dist.DistError, RuntimeError, ExchangeError) as error:
-        if crew.notices():
-            raise MemberLost from error
+        if views.notices():
+            raise ViewChanged from error
         raise
+
+
+def look_at(views: Views, context: Context) -> None:
+    """Called now and then while an exchange is waited for: it cannot end if a participant has
+    failed; if another worker asks to join, the coordinator hears where this one is."""
+    if views.must_stop:
+        raise ViewChanged
+    views.report(context.training.progress())
 
 
 class Operation:
@@ -329,5 +336,5 @@ def backend_for(context: Context, asked: str) -> str:
 
 
 def goes_on(backend: str) -> bool:
-    """Whether those who are left can go on over it: gloo by a crew, MPI with ULFM by itself."""
+    """Whether those who are left can go on over it: gloo by views, MPI with ULFM by itself."""
     return backend == "gloo" or (backend == "mpi" and os.environ.get(ULFM) == "1")

@@ -5,8 +5,9 @@ plan          from sizes, options and a cluster's shape to chunks (`chunks`), se
 exchange      a worker's side with servers; `seat` the server's, over `closing`, its chunks, and
               their `steps`; who is there (`membership`), comes (`admission`), is lost while others
               go on (`losses`), has copies of what servers have (`homes`)
-collectives   a worker's side without them, and its `buckets`; `regrouping` where it may lose
-              others; `pipeline` where stages of the model are dealt
+collectives   a worker's side without them, and its `buckets`; `pipeline` if stages of the model
+              are dealt
+views         who takes part in `collectives`; `coordinating` decides it
 messages      what members tell each other; `actions` what machines are told and want done
 member        has an exchange with servers carried out, in any world; collectives and stages are
               carried out by their architectures and by `predict`

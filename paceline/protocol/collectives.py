@@ -6,7 +6,7 @@ itself is the library's. In `hybrid` the buckets that a `RingMachine` lets go ar
 host first: its members tell each other how far they are, real ones through flags in shared memory.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from paceline.errors import ExchangeError
 from paceline.protocol.actions import Action, AllReduce, Event, Send, Usable
@@ -252,15 +252,6 @@ def hosts_of(names: Iterable[object]) -> list[list[int]]:
     for rank, name in enumerate(names):
         mates.setdefault(name, []).append(rank)
     return list(mates.values())
-
-
-def hosts_remaining(
-    hosts: Iterable[Sequence[int]], members: Collection[int]
-) -> tuple[tuple[int, ...], ...]:
-    """The workers of each host that are among `members`; hosts without any are left out. The first
-    of a host leads it, so another does where the leader is lost. The same on all of them."""
-    left = (tuple(sorted(rank for rank in mates if rank in members)) for mates in hosts)
-    return tuple(sorted(mates for mates in left if mates))
 
 
 Told = dict[tuple[int, int], set[int]]

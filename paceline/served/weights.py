@@ -98,7 +98,7 @@ class ServedWeights:
         self._number = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._kinds = [type(tensor) for tensor in tensors]
         self._views: list[Tensor] = []
-        self._aliases: dict[int, weakref.ref[View]] = {}
+        self._aliases: dict[int, weakref.ref[WatchedView]] = {}
         """Views in the script's hands, by identity."""
         self.order: dict[int, None] = {}
         """Numbers in the order in which they were first read."""
@@ -124,7 +124,7 @@ class ServedWeights:
                 self._move(reference(), own)
         self._number.clear()
 
-    def _move(self, alias: "View | None", own: Sequence[Tensor]) -> None:
+    def _move(self, alias: "WatchedView | None", own: Sequence[Tensor]) -> None:
         """Let a view go on as an ordinary one, of the memory that took the place of ours."""
         if alias is None:
             return
@@ -160,7 +160,7 @@ class ServedWeights:
 
     def alias(self, tensor: Tensor, made: Tensor) -> Tensor:
         """`made` shares the memory of a tensor: let it be seen when it is used."""
-        seen: View = made.as_subclass(View)
+        seen: WatchedView = made.as_subclass(WatchedView)
         seen.of, seen.weights = tensor, self
         key, aliases = id(seen), self._aliases
         aliases[key] = weakref.ref(seen, lambda _: aliases.pop(key, None))
@@ -207,7 +207,7 @@ class Served(Watched):
         return plain.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
 
 
-class View(Watched):
+class WatchedView(Watched):
     """A view of served weights in the script's hands."""
 
     of: Tensor
@@ -289,7 +289,7 @@ def _found(value: Any, into: list[Any]) -> list[Any]:
 
 def _served(tensor: Watched) -> Tensor:
     """Whose memory it is, or has a part of."""
-    return tensor.of if isinstance(tensor, View) else tensor
+    return tensor.of if isinstance(tensor, WatchedView) else tensor
 
 
 def _plain(tensor: Tensor) -> Tensor:

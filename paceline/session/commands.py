@@ -126,7 +126,8 @@ def local_commands(
 def newcomer_commands(experiment: spec.Experiment, folder: RunFolder) -> Iterator[MemberCommand]:
     """Workers for a job that runs, as many as may be started in the place of lost ones."""
     cluster = experiment.cluster
-    if not experiment.architecture.takes_newcomers:
+    kind = experiment.architecture
+    if not (kind.takes_newcomers and (kind.is_served or cluster.goes_on)):
         return
     for number in range(cluster.restarts):
         told = joining.to_environment(joining.read_invitation(str(folder.path), {}))

@@ -5,7 +5,7 @@ goes, and scale gradients where workers take uneven parts of a batch. The built-
 same calls, so there is one path to measure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,7 +21,7 @@ from paceline.autograd.mixing import mix_in
 from paceline.autograd.scaling import ScaledGradients
 from paceline.autograd.trained import Trained
 from paceline.collectives.context import AfterBackward, TrainingContext
-from paceline.collectives.crew import Progress
+from paceline.collectives.views import Progress
 from paceline.compute.memory import return_freed_memory
 from paceline.errors import PacelineError, SpecError
 from paceline.served.swapping import follow_swaps
@@ -53,6 +53,7 @@ class Distribution(TrainingContext):
 
         self._steps, self._participants = steps, participants
         self._mean, self._call_after_step = mean, after_step
+        self._given_settings: Sequence[float] = ()
         self._backward = AroundBackward()
         self._stack = ExitStack()
 
@@ -142,6 +143,28 @@ class Distribution(TrainingContext):
             weight=self.gradients.scale,
         )
 
+    def settings(self) -> list[float]:
+        """See `TrainingContext`."""
+        return [float(group[name]) for group, name in self._settings()]
+
+    def use_settings(self, settings: Sequence[float]) -> None:
+        """See `TrainingContext`."""
+        if any(settings):
+            self._given_settings = settings
+
+    def _take_settings(self) -> None:
+        """On a worker that joined: its own schedule began when it came."""
+        if self._given_settings:
+            for (group, name), value in zip(self._settings(), self._given_settings, strict=True):
+                group[name] = type(group[name])(value)
+
+    def _settings(self) -> Iterator[tuple[dict[str, Any], str]]:
+        for trained in self.trained:
+            for optimizer in trained.optimizers:
+                for group in optimizer.param_groups:
+                    numbers = (n for n, v in sorted(group.items()) if type(v) in (int, float))
+                    yield from ((group, name) for name in numbers if not name.startswith("initial"))
+
     def after_backward(self, do: AfterBackward) -> None:
         """See `TrainingContext`."""
         self._backward.after.append(do)
@@ -162,10 +185,13 @@ class Distribution(TrainingContext):
         self.gradients.watch_more()
 
     def _follow(self, optimizer: Optimizer) -> None:
-        enter_update = uncompiled(lambda *_: self._steps.clock.enter("update"))
-        optimizer.register_step_pre_hook(enter_update)
+        optimizer.register_step_pre_hook(uncompiled(self._before_step))
         optimizer.register_step_post_hook(uncompiled(self._after_step))
         self._last_optimizer = optimizer
+
+    def _before_step(self, *_: Any) -> None:
+        self._take_settings()
+        self._steps.clock.enter("update")
 
     def _adopt(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer steps: one that `distribute` was not given joins those of its model."""

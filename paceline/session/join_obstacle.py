@@ -32,8 +32,10 @@ class JoinObstacle:
     def publish(self, identity: Identity, store: Store | None) -> None:
         """Called after each step: tell workers that ask to join what this one has shown."""
         reason = self._reason or ("" if self.batches_are_divided else UNDIVIDED)
-        if reason == self._published or identity.rank != 0 or not identity.servers:
+        if reason == self._published or identity.rank != 0:
             return
-        assert store is not None, "a job with servers has a store"
+        if not (identity.servers or identity.goes_on):
+            return
+        assert store is not None, "a job of several members has a store"
         store.set(KEY, reason)
         self._published = reason

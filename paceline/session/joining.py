@@ -166,9 +166,12 @@ def _learn(store: Store, identity: Identity, key: str) -> str:
 
 def _check(job: JobDescription) -> None:
     name, where = spec.format_architecture(job.architecture), WHERE
-    if not (job.architecture.takes_newcomers and job.servers):
+    kind = job.architecture
+    if not (kind.takes_newcomers and (job.servers if kind.is_served else job.goes_on)):
         problem = f"the job trains by {name} with {job.servers} servers: its workers stay the same."
         fix = "start it with dedicated servers that update: --architecture server --servers 1."
+        if kind.takes_newcomers and not kind.is_served:
+            fix = "start it with --on-loss continue."
         raise SpecError(where, problem, fix)
     if job.workers == 1:
         problem = "the job began with one worker, which reads whole batches."

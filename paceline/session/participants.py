@@ -36,6 +36,11 @@ class Participants:
         return self.identity.founders or self.identity.workers
 
     @property
+    def may_grow(self) -> bool:
+        """A worker may join the job: its servers admit it, or its coordinator does."""
+        return bool(self.identity.servers) or self.identity.goes_on
+
+    @property
     def has_joined(self) -> bool:
         """This worker joined a running job."""
         return self.identity.has_joined

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.collectives.collective import Collective
-from paceline.collectives.elastic import Regrouped
+from paceline.collectives.view_collective import ExchangeVoid
 from paceline.errors import ExchangeError, SpecError
 from paceline.session.join_obstacle import JoinObstacle
 from paceline.session.participants import Participants
@@ -44,18 +44,21 @@ class ScriptGroup:
         """
         if self._participants.workers == 1:
             return value
-        if self._participants.has_joined:
+        # Joined workers take part in means that architectures ask for, at the same point of a step.
+        is_of_all = reason == INSIDE and self.regroups()
+        if self._participants.has_joined and not is_of_all:
             problem = "this worker joined a job that ran, and means are over those who began it."
             raise SpecError(
                 "mean", problem, "leave barrier() and mean() to scripts that no one joins."
             )
-        self._obstacle.close(reason)
+        if not is_of_all:
+            self._obstacle.close(reason)
         self._refuse_after_failure()
         together = self._together()
         while True:
             total = value.detach().to("cpu", torch.float64, copy=True).contiguous()
             together.start(total)
-            with contextlib.suppress(Regrouped):
+            with contextlib.suppress(ExchangeVoid):
                 together.finish()
                 return (total / together.summed).to(value.device, value.dtype)
 

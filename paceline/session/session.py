@@ -3,7 +3,7 @@
 Each of its parts has one job and gets what it needs as arguments: who takes part
 (`participants`), the record of the steps (`step_record`), what is trained (`distribution`), values
 that all workers share (`script_group`, `shared_values`), the order of samples (`loader/`), and what
-happens when workers or servers fail (`survivors`).
+happens when workers or servers fail (`view_changes`).
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ from paceline.session.script_group import ScriptGroup
 from paceline.session.serving import NO_MORE, SOME, announce
 from paceline.session.shared_values import SharedValues
 from paceline.session.step_record import StepRecord
-from paceline.session.survivors import Survivors
+from paceline.session.view_changes import ViewChanges
 from paceline.telemetry import Recorder, StepClock
 
 CPU = torch.device("cpu")
@@ -59,13 +59,14 @@ class Session:
         self.join_obstacle = obstacle = JoinObstacle()
         self.steps = StepRecord(participants, folder, measurement)
         self.group = ScriptGroup(participants, obstacle, self._connect, self._regroups)
-        self.values = SharedValues(participants, store, self.group)
+        outlive_leader = identity.goes_on and options.is_served and participants.workers > 1
+        self.values = SharedValues(participants, store, self.group, outlive_leader=outlive_leader)
         self.positions = Positions(participants, obstacle, store, exclusive=options.exclusive)
         self.distribution = Distribution(
             self.steps, participants, self.group.mean_inside, self._after_step
         )
         self.ledger = Ledger(self.distribution, obstacle)
-        self.survivors = Survivors(
+        self.view_changes = ViewChanges(
             participants, self.steps, self.distribution, self.positions, obstacle, store, folder
         )
 
@@ -124,11 +125,11 @@ class Session:
             device=device,
             note=self.note,
             training=self.distribution,
-            membership=self.survivors,
+            membership=self.view_changes,
             deadline_seconds=stores.DEADLINE_SECONDS,
             gradient_use=gradient_use,
         )
-        return replace(context, crew=self.survivors.meet(context, self.options))
+        return replace(context, views=self.view_changes.meet(context, self.options))
 
     def distribute(
         self,
@@ -151,13 +152,14 @@ class Session:
         self._announce(SOME)
         context = self.context(trained.device, number, gradient_use)
         self.distribution.add(trained, architectures.build(self.options, context))
+        self.view_changes.join()
         if self.recorder is not None and self.identity.goes_on and number == self.rank == 0:
             self.recorder.note("all members have met", BEGUN)
         return (model, *optimizers)
 
     def end_together(self) -> None:
         """Stay until no worker needs another one any more: what one does alone may follow."""
-        if (error := self.survivors.leave(None, self._group_context)) is not None:
+        if (error := self.view_changes.leave(None, self._group_context)) is not None:
             raise error
 
     def close(self, failed: BaseException | None = None) -> None:
@@ -173,7 +175,7 @@ class Session:
             self._report_end()
         counters = {} if self.recorder is None else self.recorder.member.counters
         self.distribution.close(counters, failed=failed is not None)
-        caught = self.survivors.leave(failed, self._group_context) or caught
+        caught = self.view_changes.leave(failed, self._group_context) or caught
         failed = failed or caught
         if failed is None or not self.values.outlive_leader:  # else the others continue
             self._announce(NO_MORE)
@@ -182,7 +184,7 @@ class Session:
         store, self.store = self.store, None
         if store is not None and failed is None:
             guests = {rank for rank in self.participants.ended if rank >= self.workers}
-            gone = {f"worker{rank}" for rank in guests} | self.survivors.lost_servers
+            gone = {f"worker{rank}" for rank in guests} | self.view_changes.lost_servers
             members = self.participants.members
             gathering.leave(store, self.identity, self.folder, members, gone)
         elif store is not None and self.participants.has_joined:
@@ -197,13 +199,13 @@ class Session:
         if self.store is None:
             return
         own, taken = self.identity.name, self.step
-        for name, steps in self.survivors.ended().items():
+        for name, steps in self.view_changes.ended().items():
             if steps < taken:  # where steps must match, this was an error before
                 self.note(f"{name} ended after {steps} steps, {own} after {taken}", "early")
         try:
             self.store.set(f"ended/{own}", str(taken))
         except dist.DistNetworkError:  # the worker that kept it has failed
-            if not self.survivors.go_on:
+            if not self.view_changes.go_on:
                 raise
 
     def _announce(self, what: bytes) -> None:
@@ -214,7 +216,7 @@ class Session:
             announce(self.store, len(self.distribution.trained), what)
 
     def _after_step(self) -> None:
-        self.survivors.divide_anew()
+        self.view_changes.after_step()
         self.join_obstacle.publish(self.identity, self.store)
 
     def _group_context(self) -> Context:
@@ -224,4 +226,4 @@ class Session:
         return connect(self._group_context(), "gloo")
 
     def _regroups(self) -> bool:
-        return self.survivors.go_on
+        return self.view_changes.go_on

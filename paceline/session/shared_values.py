@@ -8,19 +8,23 @@ from torch.distributed import DistError
 from paceline.errors import ExchangeError, JobOver
 from paceline.session.participants import Participants
 from paceline.session.script_group import ScriptGroup
-from paceline.session.stores import DEADLINE_SECONDS, POLL_SECONDS, JobStore, unanswered
+from paceline.session.stores import DEADLINE_SECONDS, POLL_SECONDS, unanswered
 
 
 class SharedValues:
     """The leader's values, read by the other workers from the store."""
 
-    def __init__(self, participants: Participants, store: Store | None, group: ScriptGroup) -> None:
+    def __init__(
+        self,
+        participants: Participants,
+        store: Store | None,
+        group: ScriptGroup,
+        *,
+        outlive_leader: bool = False,
+    ) -> None:
         self._participants, self._store, self._group = participants, store, group
-
-    @property
-    def outlive_leader(self) -> bool:
-        """The store, and so its values, continue when worker 0 fails."""
-        return isinstance(self._store, JobStore) and self._store.has_successors
+        self.outlive_leader = outlive_leader
+        """When worker 0 fails the next worker decides these values."""
 
     def agree(self, key: str, own: str, *, kept: bool = False) -> str:
         """Return worker 0's value on every worker. The last to read it takes it out of the store,
@@ -48,12 +52,21 @@ class SharedValues:
             raise unanswered(error, participants.identity, operation) from error
         return value
 
-    def agree_during_failure(self, key: str, own: str, *, kept: bool = False) -> str:
+    def agree_during_failure(
+        self, key: str, own: str, *, kept: bool = False, is_past: bool = False
+    ) -> str:
         """Do the same, also when worker 0 fails while the value is read: where the workers regroup
         they send it to each other."""
-        if self._group.regroups():
-            return self._group.from_first(own)
-        return self.agree(key, own, kept=kept)
+        participants, store = self._participants, self._store
+        if not self._group.regroups():
+            return self.agree(key, own, kept=kept)
+        assert store is not None, "a job of several workers has a store"
+        if is_past:  # the others had agreed on it before this worker joined
+            return bytes(store.get(key)).decode()
+        value = self._group.from_first(own)
+        if participants.rank == participants.leader:
+            store.set(key, value)  # for workers that join
+        return value
 
     def _await(self, store: Store, key: str, leader: int) -> None:
         """Return when the leader's value is there.

@@ -69,9 +69,6 @@ def start(
         checkup.check(identity, store, options, _session.note)
         if identity.index == 0:
             joining.announce(store, identity, options)
-    outlives = identity.goes_on and options.is_served and _session.workers > 1
-    if outlives and isinstance(store, stores.JobStore):
-        store.arrange_successors(_session.workers)
     if identity.role == "server":
         _serve(_session)
     atexit.register(_close_at_exit)

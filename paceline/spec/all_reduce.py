@@ -34,6 +34,10 @@ class Ring(ArchitectureFacts, Spec, frozen=True, kw_only=True, tag_field="name",
         return parse_bytes(self.bucket, "architecture ring, bucket")
 
     @property
+    def takes_newcomers(self) -> bool:
+        return self.backend in ("auto", "gloo")
+
+    @property
     def survives(self) -> bool:
         return self.backend != "nccl"
 
@@ -108,6 +112,10 @@ class Average(ArchitectureFacts, Spec, frozen=True, kw_only=True, tag_field="nam
         return self.backend
 
     @property
+    def takes_newcomers(self) -> bool:
+        return self.backend in ("auto", "gloo") and not self.overlap
+
+    @property
     def survives(self) -> bool:
         return self.backend != "nccl"
 
@@ -137,6 +145,10 @@ class Hybrid(ArchitectureFacts, Spec, frozen=True, kw_only=True, tag_field="name
     @property
     def serving(self) -> Server | None:
         return Server(update="worker") if self.between == "server" else None
+
+    @property
+    def takes_newcomers(self) -> bool:
+        return self.between == "ring"
 
     @property
     def survives(self) -> bool:

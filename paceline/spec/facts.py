@@ -121,7 +121,7 @@ class ArchitectureFacts:
 
     @property
     def takes_newcomers(self) -> bool:
-        """A worker may join a running job, if there are servers."""
+        """A worker may join a running job: with servers, or if it continues after a failure."""
         return False
 
     @property
@@ -131,7 +131,7 @@ class ArchitectureFacts:
 
     @property
     def regroups(self) -> bool:
-        """The workers agree then how to continue; otherwise the servers decide it."""
+        """The job's coordinator announces how they continue; otherwise the servers decide it."""
         return self.survives and not self.is_served
 
     def rounds(self, workers: int, hosts: int) -> float | None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -75,11 +75,15 @@ _decoder = msgspec.msgpack.Decoder(Request)
 class StoreKeeper:
     """Keeps the notes, in a thread of its own, until it is closed."""
 
-    def __init__(self, listener: socket.socket, key: JobKey) -> None:
+    def __init__(
+        self, listener: socket.socket, key: JobKey, notes: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Keep these notes from the start."""
         self.refused = 0
         """Strangers that called."""
         self._listener, self._key = listener, key
-        self._notes: dict[str, bytes] = {}
+        self._notes: dict[str, bytes] = dict(notes or {})
+        self._num_members = 0
         self._waiting: list[tuple[_Visit, list[str], str | None]] = []
         """Who waits for which notes, and for what one of them says."""
         self._lobby: Lobby[_Visit] = Lobby()
@@ -89,6 +93,11 @@ class StoreKeeper:
         self._selector.register(listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._keep, name="paceline-store", daemon=True)
         self._thread.start()
+
+    @property
+    def has_members(self) -> bool:
+        """A member of the job is connected."""
+        return self._num_members > 0
 
     @property
     def address(self) -> tuple[str, str]:
@@ -162,6 +171,7 @@ class StoreKeeper:
         self._lobby.leave(visit)
         session = visit.handshake.session()
         visit.seals = Seal(session, "request"), Seal(session, "answer")
+        self._num_members += 1
 
     def _answer(self, visit: "_Visit", request: Request) -> None:
         notes = self._notes
@@ -208,6 +218,7 @@ class StoreKeeper:
         self._lobby.leave(visit)
         self._waiting = [entry for entry in self._waiting if entry[0] is not visit]
         if visit.line.fileno() >= 0:
+            self._num_members -= visit.seals is not None
             self._selector.unregister(visit.line)
             visit.line.close()
 

@@ -93,7 +93,7 @@ def test_workers_that_go_on_without_a_lost_one_are_refused(monkeypatch):
     monkeypatch.setattr(host_stage, "is_apart", lambda device: True)
     cpu = torch.device("cpu")
     common = {"store": None, "clock": StepClock(), "device": cpu, "note": print}
-    context = Context(identity=identify({}), crew=object(), **common)
+    context = Context(identity=identify({}), views=object(), **common)
     with pytest.raises(SpecError, match="cannot go on in place"):
         host_stage.HostStage(context).bucket(8, torch.float32, cpu)
 

@@ -53,12 +53,21 @@ def alone():
     return weights(ended(run(sys.executable, PROGRAM, str(STEPS), "0")))
 
 
-def train_and_join(tmp_path, architecture, *more, end=ended, **environment):
-    """Two workers and a server, and one who joins: their run folder, and what it printed."""
+def train_and_join(tmp_path, architecture, *more, servers=1, end=ended, **environment):
+    """Two workers, servers, and one who joins: their run folder, and what it printed."""
     folder, gate = tmp_path / "run", tmp_path / "gate"
     command = (sys.executable, "-m", "paceline", "run")
     script = (str(PROGRAM), str(STEPS), "0.03", str(gate))
-    asked = ("-n", "2", "--servers", "1", "--architecture", architecture, "--out", str(folder))
+    asked = (
+        "-n",
+        "2",
+        "--servers",
+        str(servers),
+        "--architecture",
+        architecture,
+        "--out",
+        str(folder),
+    )
     job = run(*command, *asked, *more, *script, **environment)
     try:
         while not (folder / joining.FILE).exists():
@@ -93,6 +102,26 @@ def test_in_step_the_batch_is_shared_with_the_newcomer_and_training_is_the_same(
     tmp_path, transport, alone
 ):
     folder, printed = train_and_join(tmp_path, f"server:transport={transport}")
+    check_joined(folder, printed, alone)
+    assert {member.name for member in folder.members()} == {
+        "worker0",
+        "worker1",
+        "worker2",
+        "server0",
+    }
+
+
+@pytest.mark.parametrize(
+    "architecture", ["ring", "ring:bucket=1KiB", "hybrid", "average:state=true"]
+)
+def test_a_worker_joins_without_servers_too(tmp_path, architecture, alone):
+    """A view lets it in: weights, momentum and the place in the batches come from a participant."""
+    folder, printed = train_and_join(tmp_path, architecture, "--on-loss", "continue", servers=0)
+    check_joined(folder, printed, alone)
+
+
+def check_joined(folder, printed, alone):
+    """Thirds of each batch from one step on, and the weights that one worker makes of it."""
     own, first = parts(printed), parts(log(folder, "worker0"))
     assert len(first) == STEPS
     joined = first.index(4)
@@ -104,12 +133,6 @@ def test_in_step_the_batch_is_shared_with_the_newcomer_and_training_is_the_same(
         assert weights(lines) == pytest.approx(alone, abs=1e-4)
     notes = [event.text for event in folder.events()]
     assert any(text.startswith(f"worker2 joined after step {joined - 1}") for text in notes)
-    assert {member.name for member in folder.members()} == {
-        "worker0",
-        "worker1",
-        "worker2",
-        "server0",
-    }
     assert folder.steps("worker2")[0].step == joined
 
 
@@ -240,13 +263,11 @@ def test_a_script_that_divides_nothing_takes_nobody_in(asks, opened):
 
 
 def test_one_who_came_as_the_job_ended_hears_so_at_once(opened):
-    """It knows its own number where it asks, so that it neither keeps a store nor takes another's
-    place, and waits for nobody who is gone."""
+    """It knows its own number where it asks, so that it takes no other's place."""
     store, newcomer = opened("server")
     store.set(KEY, "")
     known, _, own = join(newcomer)
     assert own.identity.name == known.name == "worker2"
-    assert not own.is_kept_here
     store.close()
     surroundings = dataclasses.replace(context(2, 3), identity=known, store=own)
     model = torch.nn.Linear(5, 1)

@@ -1,6 +1,7 @@
 """`python -m tests.simulation --seeds 0:1000`: simulate seeds; a failing one is shrunk and shown.
 
-`make simulate SEEDS=0:1000000` is the long form. `--replay JSON` runs one schedule again.
+`make simulate SEEDS=0:1000000` is the long form. `--replay JSON` runs one schedule again. With
+`--views` the seeds are of jobs without servers, which change their views.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import msgspec
 
 from tests.simulation.job import simulate
 from tests.simulation.schedule import Schedule, draw, shrink
-from tests.simulation.search import collect_rarely, fails, timed
+from tests.simulation.search import collect_rarely, fails, timed, timed_views
 
 PORTION = 500
 
@@ -31,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="from:to, the last not included")
     parser.add_argument("--replay", help="a schedule as JSON")
+    parser.add_argument("--views", action="store_true", help="jobs without servers")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
     if asked.replay:
@@ -40,9 +42,10 @@ def main() -> int:
     seeds, began = range(int(first), int(last)), time.monotonic()
     found: list[int] = []
     core_seconds = 0.0
+    run = timed_views if asked.views else timed
     portions = [seeds[at : at + PORTION] for at in range(0, len(seeds), PORTION)]
     with multiprocessing.get_context("spawn").Pool(asked.jobs, collect_rarely) as pool:
-        for done, (failed, seconds) in enumerate(pool.imap_unordered(timed, portions), 1):
+        for done, (failed, seconds) in enumerate(pool.imap_unordered(run, portions), 1):
             core_seconds += seconds
             found += failed
             for seed in failed:
@@ -55,7 +58,7 @@ def main() -> int:
     text = f"{len(seeds)} schedules in {time.monotonic() - began:.0f} s on {asked.jobs} cores"
     each = 1000 * core_seconds / max(1, len(seeds))
     print(f"{text}, {each:.2f} core-ms each: {len(found)} failed")
-    for seed in sorted(found)[:3]:
+    for seed in () if asked.views else sorted(found)[:3]:
         print(f"seed {seed}, shrunk:")
         show(shrink(draw(seed), fails))
     return 1 if found else 0

@@ -3,6 +3,7 @@
 import gc
 import time
 
+from tests.simulation import views
 from tests.simulation.job import simulate
 from tests.simulation.schedule import Schedule, draw
 
@@ -24,6 +25,12 @@ def timed(seeds: range) -> tuple[list[int], float]:
     """Those that fail, and the core-seconds that it took."""
     began = time.process_time()
     return failing(seeds), time.process_time() - began
+
+
+def timed_views(seeds: range) -> tuple[list[int], float]:
+    """The same of jobs that change their views."""
+    began = time.process_time()
+    return list(views.failing(seeds)), time.process_time() - began
 
 
 def collect_rarely() -> None:

@@ -20,9 +20,9 @@ from paceline.architectures import hybrid
 from paceline.architectures.hybrid.host_sums import HostCollective
 from paceline.builtin import checkpoint, loop, member
 from paceline.builtin.loop import _Worker
-from paceline.collectives.crew import MemberLost
-from paceline.collectives.elastic import ElasticCollective
 from paceline.collectives.group import Operation
+from paceline.collectives.view_collective import ViewCollective
+from paceline.collectives.views import ViewChanged
 from paceline.errors import ExchangeError
 from paceline.launch import reserve, to_environment
 from paceline.protocol.collectives import Reduced
@@ -58,9 +58,9 @@ def at(step, method, *, after=False, owner=_Worker):
 
 def die_inside_exchange(step, started):
     """Die when so many sums of a step have been started, and none waited for."""
-    original, count = ElasticCollective.start, [0]
+    original, count = ViewCollective.start, [0]
 
-    def start(self, flat):
+    def counted(self, flat):
         original(self, flat)
         if session_now().step == step and flat.numel() > 1:
             count[0] += 1
@@ -68,7 +68,7 @@ def die_inside_exchange(step, started):
                 time.sleep(0.2)  # the others get what of it they can
                 die()
 
-    ElasticCollective.start = start
+    ViewCollective.start = counted
 
 
 def die_in_function(module, name, step=0):
@@ -108,10 +108,10 @@ def stay_behind(step, *, helps=False):
             if helps:
                 original(self)
             end = time.monotonic() + SECONDS / 2
-            while not current.survivors.are_short:
+            while not current.view_changes.must_stop:
                 assert time.monotonic() < end, "nobody was lost"
                 time.sleep(0.01)
-            raise MemberLost
+            raise ViewChanged
         original(self)
 
     Operation.wait = wait

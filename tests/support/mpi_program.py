@@ -1,7 +1,8 @@
 """What a rank does in test_mpi.py: `mpirun … python -m tests.support.mpi_program OUT`.
 
 Trains the small model of tests/support/curves.py and writes each step's loss, weighted by this
-worker's part of the batch. MPI_TEST_LOSE="2@20" makes rank 2 kill itself in step 20, before backward.
+worker's part of the batch. MPI_TEST_LOSE="2@20" makes rank 2 kill itself in step 20, before
+backward.
 """
 
 import json

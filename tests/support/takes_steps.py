@@ -18,9 +18,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.collectives.views import Views
 from paceline.protocol.actions import Action
 from paceline.protocol.exchange import ExchangeMachine
 from paceline.protocol.messages import Admitted
+from paceline.protocol.views import View
 
 GATE_STEP, GATE_SECONDS = 48, 90.0
 LAST_STEPS = 20
@@ -71,7 +73,15 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
 
 
 def tell_when_admitted(file: Path) -> None:
-    """Make a file when the servers have a place for this worker: from then on they wait for it."""
+    """Make a file when there is a place for this worker: from then on the others wait for it."""
+    own_join = Views.join
+
+    def join(self: Views) -> View:
+        view = own_join(self)
+        file.touch()
+        return view
+
+    Views.join = join  # type: ignore[method-assign]
     original = ExchangeMachine._admitted
 
     def admitted(self: ExchangeMachine, event: Admitted) -> list[Action]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from paceline import spec
-from paceline.architectures.hybrid.elastic_hosts import ElasticHosts
 from paceline.architectures.hybrid.host_sums import Between, HostCollective
+from paceline.architectures.hybrid.view_hosts import ViewHosts
 from paceline.architectures.server import serve as serve_leaders
 from paceline.autograd.buckets import Bucket, BucketedArchitecture
 from paceline.collectives.collective import TorchCollective
@@ -124,10 +124,10 @@ class ServedSums:
             self._exchange.close(failed=False)
 
 
-def _sums(options: spec.Hybrid, context: Context) -> HostCollective | ElasticHosts:
+def _sums(options: spec.Hybrid, context: Context) -> HostCollective | ViewHosts:
     identity = context.identity
-    if context.crew is not None:
-        return ElasticHosts(context, context.crew, lambda hosts: _among(options, context, hosts))
+    if context.views is not None:
+        return ViewHosts(context, context.views, lambda hosts: _among(options, context, hosts))
     meeting = Meeting(context)
     meeting.leave(f"hybrid/host/{identity.rank}", identity.host)
     hosts = _hosts(meeting, identity.workers)

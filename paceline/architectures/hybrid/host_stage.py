@@ -35,7 +35,7 @@ class HostStage:
         if device.type not in ("cpu", "cuda"):
             problem = f"gradients are on {device}, and a host's memory sums them."
             raise SpecError("architecture hybrid", problem, "use a CPU or a CUDA device.")
-        if self._context.crew is not None:
+        if self._context.views is not None:
             problem = "hybrid sums gradients of a GPU, and cannot go on in place without a worker."
             raise SpecError("--on-loss", problem, "use ring, or write stop and --restarts.")
         if device not in self._lanes:

@@ -19,8 +19,7 @@ from torch import Tensor
 from paceline.architectures.hybrid.host_stage import HostStage
 from paceline.collectives.collective import TorchCollective
 from paceline.collectives.context import Context
-from paceline.collectives.crew import MemberLost
-from paceline.collectives.group import ended_early
+from paceline.collectives.group import ended_early, look_at
 from paceline.collectives.notes import Meeting
 from paceline.collectives.polling import pause
 from paceline.errors import DeadlineError
@@ -79,7 +78,7 @@ class HostCollective:
     """A `Collective` of all workers: sums inside the host, then over the leaders."""
 
     is_outdated = False
-    """Buckets would have to be dealt anew; `ElasticHosts` has to."""
+    """Buckets would have to be dealt anew; `ViewHosts` has to."""
 
     def __init__(
         self,
@@ -309,15 +308,15 @@ class HostCollective:
 
     def _wait(self, began: float, heard: float) -> None:
         """`heard`: when somebody was last heard of; the next may follow at once."""
-        now, crew = time.monotonic(), self._context.crew
+        now, views = time.monotonic(), self._context.views
         waited_seconds = now - began
-        if crew is not None and crew.is_short:
-            raise MemberLost
+        if views is not None:
+            look_at(views, self._context)
         if waited_seconds > self._context.deadline_seconds:
             operation = f"sum inside host {self._context.identity.host}, step {self._steps}"
             missing = [f"worker{rank}" for rank in self._machine.missing]
             raise DeadlineError(operation, self._context.deadline_seconds, missing)
-        if crew is None and waited_seconds > self._looked_after + LOOK_SECONDS:
+        if views is None and waited_seconds > self._looked_after + LOOK_SECONDS:
             self._looked_after = waited_seconds
             if ended := self._context.membership.ended():
                 raise ended_early(ended, self._context.identity.name)

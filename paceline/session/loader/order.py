@@ -101,7 +101,9 @@ class Order:
         if self._shuffler is not None and (
             self._participants.workers > 1 or self._seed is not None
         ):
-            generator = self._generator(self._shuffler, f"{self._name}/{number}", epoch)
+            is_past = self._begins is not None and self._begins[0] == number and self._begins[1] > 0
+            key = f"{self._name}/{number}"
+            generator = self._generator(self._shuffler, key, epoch, is_past=is_past)
             yield from self._shuffled(self._shuffler, generator)
         elif self._is_fixed or self._participants.workers == 1:
             yield from self._joined(self._source)
@@ -121,21 +123,24 @@ class Order:
         batches = BatchSampler(alike, self._source.batch_size, self._source.drop_last)
         yield from self._joined(batches)
 
-    def _generator(self, sampler: RandomSampler, key: str, epoch: int) -> torch.Generator:
-        """What the pass is drawn with, at the state it has on worker 0."""
+    def _generator(
+        self, sampler: RandomSampler, key: str, epoch: int, *, is_past: bool
+    ) -> torch.Generator:
+        """What the pass is drawn with, at the state it has on worker 0. `is_past`: the pass began
+        before this worker joined."""
         if self._seed is not None:
             return torch.Generator().manual_seed(self._seed + epoch)
         if sampler.generator is not None:
             generator: torch.Generator = sampler.generator
-            state = self._values.agree_during_failure(
-                key, generator.get_state().numpy().tobytes().hex()
-            )
+            own = generator.get_state().numpy().tobytes().hex()
+            state = self._values.agree_during_failure(key, own, is_past=is_past)
             generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8))
             return generator
         drawn = int(torch.empty((), dtype=torch.int64).random_().item())  # as RandomSampler does
         if 0 not in self._participants.members and not self._values.outlive_leader:
             drawn = self._last_seed + 1  # all that the others have in common
-        self._last_seed = int(self._values.agree_during_failure(key, str(drawn), kept=True))
+        seed = self._values.agree_during_failure(key, str(drawn), kept=True, is_past=is_past)
+        self._last_seed = int(seed)
         return torch.Generator().manual_seed(self._last_seed)
 
     def _from_worker_0(self, key: str) -> Iterator[Group]:

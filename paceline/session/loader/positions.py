@@ -59,7 +59,7 @@ class Positions:
         """A batch of the `order` goes to the script."""
         obstacle, store, step = self._obstacle, self._store, self._participants.step
         is_over = obstacle.is_final and not (self._asking or self._joined_in)
-        if is_over or not self._participants.identity.servers or store is None:
+        if is_over or not self._participants.may_grow or store is None:
             return
         length = len(order)
         if position != divmod(step, length):

@@ -1,24 +1,28 @@
-"""Workers that go on in place without one that was lost, as one worker's session has them.
+"""Changes of the view, as one worker's session takes part in them.
 
-Who agrees on what, and how, is `collectives/crew.py`; here is what it means for the batches that
+How they agree is `collectives/views.py`; here is what a view means for the batches that
 are divided, for the record and for the end of a job.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from paceline import spec
+from paceline.architectures.base import CountsPasses, KeepsState
 from paceline.collectives.context import Context, MembershipContext
-from paceline.collectives.crew import Crew
-from paceline.collectives.elastic import hand_over
-from paceline.collectives.group import backend_for
+from paceline.collectives.group import Group, backend_for
+from paceline.collectives.state import give, take
+from paceline.collectives.view_collective import hand_over
+from paceline.collectives.views import ViewChanged, Views
 from paceline.data.sampling import split
 from paceline.errors import DeadlineError, ExchangeError, PacelineError
-from paceline.protocol.regrouping import Regroup
+from paceline.protocol.views import View
 from paceline.record import RunFolder
 from paceline.session import stores
 from paceline.session.distribution import Distribution
@@ -28,8 +32,8 @@ from paceline.session.participants import Participants
 from paceline.session.step_record import StepRecord
 
 
-class Survivors(MembershipContext):
-    """There are none to be until an architecture asks; then all workers meet."""
+class ViewChanges(MembershipContext):
+    """Created lazily: the first architecture that needs views connects this worker."""
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class Survivors(MembershipContext):
         self._participants, self._steps, self._distribution = participants, steps, distribution
         self._positions, self._obstacle = positions, obstacle
         self._store, self._folder = store, folder
-        self._crew: Crew | None = None
+        self._views: Views | None = None
+        self._context: Context | None = None
+        """Of the call of `distribute` that connected this worker."""
         self._have_met = False
         self.lost_servers: set[str] = set()
         self._divides_from: tuple[int, tuple[int, ...]] | None = None
@@ -125,12 +131,12 @@ class Survivors(MembershipContext):
         last = recent[-1] if recent else None
         if last is None or rank not in self._left_out or not (last.samples and scale):
             return None
-        crew = sorted({*self._participants.sharing, rank})
+        sharing = sorted({*self._participants.sharing, rank})
         folder = self._folder
         given = folder.experiment().cluster.shares if folder is not None else ()
-        shares = [given[member] if member < len(given) else 1.0 for member in crew]
-        total = round(last.samples * len(crew) / scale)
-        part = split(total, shares)[crew.index(rank)]
+        shares = [given[member] if member < len(given) else 1.0 for member in sharing]
+        total = round(last.samples * len(sharing) / scale)
+        part = split(total, shares)[sharing.index(rank)]
         return int(part.stop - part.start) * self._left_out[rank][1]
 
     @property
@@ -139,55 +145,52 @@ class Survivors(MembershipContext):
 
     @property
     def go_on(self) -> bool:
-        """Workers that are left regroup where one is lost."""
+        """The workers that remain continue after a failure."""
         return self._have_met
 
     @property
-    def are_short(self) -> bool:
-        """A worker is lost, and the others have not agreed yet how to go on."""
-        return self._crew is not None and self._crew.is_short
+    def must_stop(self) -> bool:
+        """A participant has failed, and this worker has not taken the view that follows."""
+        return self._views is not None and self._views.must_stop
 
-    def meet(self, context: Context, options: spec.Architecture) -> Crew | None:
-        """The crew; None where nobody goes on, or servers or MPI have their own way to."""
+    def meet(self, context: Context, options: spec.Architecture) -> Views | None:
+        """The job's views; None if a failure ends it, or if servers or MPI continue it."""
         identity, store = context.identity, self._store
         if self._have_met or not identity.goes_on or self._participants.workers == 1:
-            return self._crew
+            return self._views
         if not options.regroups:
             return None
-        if backend_for(context, options.collective) == "gloo" and isinstance(
-            store, stores.JobStore
-        ):
-            self._have_met = True
-            self._crew = Crew(
+        chosen = backend_for(context, options.collective)
+        if chosen == "gloo" and isinstance(store, stores.JobStore):
+            self._have_met, self._context = True, context
+            self._views = Views(
                 identity,
                 store,
                 deadline_seconds=stores.DEADLINE_SECONDS,
-                keep_store=store.keep,
-                follow_store=store.follow,
             )
-        return self._crew
+        return self._views
 
-    def regrouped(self, regroup: Regroup) -> None:
+    def view_changed(self, view: View) -> None:
         """See `MembershipContext`."""
         repeats_steps = self._distribution.repeats_steps
-        self._divides_from = (0 if repeats_steps else regroup.since, regroup.members)
-        self.divide_anew()
-        assert self._crew is not None
-        seconds = time.monotonic() - self._crew.noticed_seconds
-        if self._participants.rank != regroup.members[0]:
+        self._divides_from = (0 if repeats_steps else view.first_step, view.participants)
+        self._divide_anew()
+        assert self._views is not None
+        seconds = time.monotonic() - self._views.noticed_seconds
+        if self._participants.rank != view.participants[0]:
             return
-        count = len(regroup.members)
+        count = len(view.participants)
         others = f"the other {count} go" if count > 1 else "the last one goes"
         what, unseen = f"{others} on, agreed after {seconds:.2f} s", 0
-        if regroup.done:
+        if view.done:
             what += "; all steps were done"
         elif repeats_steps:
             what += "; that step is made again on the whole batch"
         else:
-            unseen = regroup.unseen
+            unseen = view.unseen
             what += f"; {unseen} samples were not seen"
-        for rank in regroup.lost:
-            self._tell(rank, regroup.step, what, unseen)
+        for rank in view.failed:
+            self._tell(rank, view.step, what, unseen)
             unseen = 0  # they are those of all that were lost together
 
     def _tell(self, rank: int, step: int, what: str, unseen: int = 0) -> None:
@@ -197,7 +200,73 @@ class Survivors(MembershipContext):
         if recorder is not None:
             recorder.lost(name, step, "", unseen, what)
 
-    def divide_anew(self) -> None:
+    def after_step(self) -> None:
+        """Called between two steps: take what has changed by then."""
+        self._divide_anew()
+        views, context = self._views, self._context
+        if views is None or context is None:
+            return
+        while True:
+            with suppress(ViewChanged):
+                view = views.between_steps(self._distribution.progress())
+                if view is None:
+                    return
+                if view.redo:
+                    self.view_changed(view)
+                    hand_over(context, views, view, ())
+                else:
+                    self._let_in(view, Group(self._own(context, views), "gloo", view.participants))
+
+    def _let_in(self, view: View, group: Group) -> None:
+        """All participants are at the view's first step; the workers that join get the state."""
+        if self._participants.rank == view.source:
+            (trained,), (architecture,) = (
+                self._distribution.trained,
+                self._distribution.architectures,
+            )
+            assert self._views is not None
+            values = {
+                "exchanges": self._views.exchanges,
+                "optimizers": [optimizer.state_dict() for optimizer in trained.optimizers],
+                "kept": architecture.state() if isinstance(architecture, KeepsState) else {},
+                "passes": architecture.passes if isinstance(architecture, CountsPasses) else 0,
+            }
+            give(group, view, trained.everything(), values)
+        participants, step = self._participants, self._step - 1
+        participants.members = view.participants
+        for rank in view.joined:
+            self._positions.welcome(rank)
+            text = f"worker{rank} joined after step {step}"
+            count = len(participants.sharing)
+            self._steps.note(f"{text}; {count} workers share the batch from then on")
+
+    def join(self) -> None:
+        """Called once on a worker that joins, when its model is distributed: take part in a view,
+        with the state of its first step."""
+        views, context = self._views, self._context
+        if views is None or context is None or views.has_state:
+            return
+        (trained,), (architecture,) = self._distribution.trained, self._distribution.architectures
+        while not views.has_state:
+            with suppress(ViewChanged):
+                view = views.join()
+                group = Group(self._own(context, views), "gloo", view.participants)
+                values = take(group, view, trained.everything())
+                for optimizer, state in zip(trained.optimizers, values["optimizers"], strict=True):
+                    optimizer.load_state_dict(state)
+                if isinstance(architecture, KeepsState):
+                    architecture.restore(values["kept"], own=False)
+                if isinstance(architecture, CountsPasses):
+                    architecture.passes = values["passes"]
+                self._participants.begin_at(view.first_step)
+                self._participants.members = view.participants
+                views.confirm(values["exchanges"])
+
+    def _own(self, context: Context, views: Views) -> Context:
+        """What is the session's own, and of no call of `distribute`."""
+        return replace(context, store=self._store, views=views)
+
+    def _divide_anew(self) -> None:
         """Called behind each step: the batch of the next may be the first that is divided among
         those who are left."""
         if self._divides_from is not None and self._step >= self._divides_from[0]:
@@ -207,27 +276,27 @@ class Survivors(MembershipContext):
         self, failed: BaseException | None, context: Callable[[], Context]
     ) -> PacelineError | None:
         """Stay until no worker needs another one any more; return what went wrong meanwhile."""
-        crew = self._crew
-        if crew is None:
+        views = self._views
+        if views is None:
             return None
         if failed is not None:
-            self._crew = None
+            self._views = None
             theirs = isinstance(failed, DeadlineError | ExchangeError)
-            crew.close(str(failed) if theirs else "")
+            views.close(str(failed) if theirs else "")
             return None
 
-        def serve(regroup: Regroup) -> None:
-            self.regrouped(regroup)
-            hand_over(context(), crew, regroup, ())
+        def serve(view: View) -> None:
+            self.view_changed(view)
+            hand_over(context(), views, view, ())
 
         try:
-            lost = crew.finish(self._distribution.progress(), serve)
+            lost = views.finish(self._distribution.progress(), serve)
         except PacelineError as error:
             return error
         finally:
-            crew.close()
-            self._crew = None
-        self._end(crew.members, lost)
+            views.close()
+            self._views = None
+        self._end(views.members, lost)
         return None
 
     def _end(self, members: tuple[int, ...], lost: tuple[int, ...]) -> None:

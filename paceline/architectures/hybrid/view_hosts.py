@@ -1,14 +1,13 @@
 """`hybrid` that outlives workers that are lost (`on_loss = "continue"`).
 
-What a host sums lies in memory that the lost one could see and may have written to, and the leader
-of the host may be the lost one. So those who are left share other memory, with other leaders where
-need be (`hosts_remaining`), and make the interrupted step again there, as `elastic.py` has it.
+What a host sums lies in memory that the failed worker could see and may have written to, and the
+failed worker may be the leader of its host. So the participants of the next view share other
+memory, with other leaders if need be, and make the interrupted step again there.
 
 Two sides in turn: the memory of one has the means of the last step, for one who lacks them, while
 gradients of this one are summed in the other.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,27 +17,24 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.architectures.hybrid.host_sums import Between, HostCollective
 from paceline.collectives.context import Context
-from paceline.collectives.crew import Crew, MemberLost
-from paceline.collectives.elastic import ElasticCollective, Regrouped
 from paceline.collectives.group import Operation, watched
 from paceline.collectives.notes import Meeting
-from paceline.protocol.collectives import hosts_of, hosts_remaining
+from paceline.collectives.view_collective import ViewCollective
+from paceline.collectives.views import ViewChanged, Views
+from paceline.protocol.collectives import hosts_of
 
 SIDES = 2
-DIGEST_BYTES = 7
-"""Of a host's name: enough to tell hosts apart, and little enough for a number of torch's."""
-
 Hosts = Sequence[Sequence[int]]
 
 
-class ElasticHosts(ElasticCollective):
+class ViewHosts(ViewCollective):
     """Those workers that are there: sums inside their hosts, then over the leaders."""
 
     def __init__(
-        self, context: Context, crew: Crew, between: Callable[[Hosts], Between | None]
+        self, context: Context, views: Views, between: Callable[[Hosts], Between | None]
     ) -> None:
         """`between` joins a leader to those of the other hosts."""
-        super().__init__(context, crew)
+        super().__init__(context, views)
         self._join, self._between = between, list[Between | None]()
         self._sides: list[HostCollective] = []
         self._side_of: dict[int, HostCollective] = {}
@@ -48,12 +44,11 @@ class ElasticHosts(ElasticCollective):
         self._is_connected = False
         self._left_behind: list[HostCollective] = []
         """Sides of former buckets, for what they have counted."""
-        self._hosts = self._meet()
 
     @property
     def is_outdated(self) -> bool:
-        """Somebody was lost since buckets were dealt."""
-        return self._dealt_in != self._crew.regroupings
+        """The participants have changed since buckets were dealt."""
+        return self._dealt_in != self._views.changes
 
     def allocate_bucket(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Called for each bucket's memory on one side and on the other."""
@@ -69,8 +64,10 @@ class ElasticHosts(ElasticCollective):
         self._left_behind += self._sides
         if self.is_outdated:
             self._connections, self._between = 0, []
-        self._dealt_in, self._is_connected, self._summing = self._crew.regroupings, False, None
-        hosts = hosts_remaining(self._hosts, self.members)
+        self._dealt_in, self._is_connected, self._summing = self._views.changes, False, None
+        view = self._views.view
+        mates = hosts_of(view.hosts)
+        hosts = tuple(tuple(view.participants[place] for place in places) for places in mates)
         self._side_of = {}
         self._sides = [
             HostCollective(
@@ -107,8 +104,8 @@ class ElasticHosts(ElasticCollective):
         side = self._side_of.get(flat.data_ptr())
         if side is None:
             return super()._begin(flat)
-        if self._crew.is_short:
-            raise MemberLost
+        if self._views.must_stop:
+            raise ViewChanged
         if not self._is_connected:
             self._connect()
         self._summing = side
@@ -134,40 +131,26 @@ class ElasticHosts(ElasticCollective):
             self._between.append(self._join(hosts))
         return self._between[0]
 
-    def _meet(self) -> Hosts:
-        """Who is on which host: a sum in which each brings its own."""
-        identity = self._context.identity
-        digest = hashlib.blake2b(identity.host.encode(), digest_size=DIGEST_BYTES).digest()
-        while True:
-            found = torch.zeros(identity.workers, dtype=torch.int64)
-            found[identity.rank] = int.from_bytes(digest)
-            self.start(found)
-            try:
-                self.finish()
-            except Regrouped:
-                continue
-            return hosts_of(found.tolist())
-
     def _store_of(self, side: int) -> PrefixStore | None:
         """One for each time that the same workers find each other's memory."""
         if self._context.store is None:
             return None
-        left = "-".join(map(str, self.members))
-        return PrefixStore(f"hosts/{left}/{self._connections}/{side}", self._context.store)
+        number = self._views.view.number
+        return PrefixStore(f"hosts/{number}/{self._connections}/{side}", self._context.store)
 
 
 class _Everyone:
     """The group of those who are there, as a host's members need it to meet."""
 
-    def __init__(self, elastic: ElasticHosts) -> None:
-        self._elastic = elastic
+    def __init__(self, hosts: ViewHosts) -> None:
+        self._hosts = hosts
         self._started: list[Operation] = []
 
     def broadcast(self, flat: Tensor) -> None:
-        self._elastic.broadcast(flat)
+        self._hosts.broadcast(flat)
 
     def start(self, flat: Tensor) -> None:
-        self._started.append(self._elastic._current().all_reduce(flat))
+        self._started.append(self._hosts._current().all_reduce(flat))
 
     def finish(self) -> None:
         started, self._started = self._started, []
