@@ -66,7 +66,7 @@ def against_bytes(evidence: Evidence) -> Iterator[Action]:
     # Gradients are compressed and weights are not: what a dedicated server's worker receives stays
     # as it is; where workers serve, a quarter of both directions goes.
     if kind.placement == "dedicated":
-        workers = {name for name in needs.out if name.startswith("worker")}
+        workers = {name for name in needs.out if not name.startswith("server")}
         less = replace(
             needs,
             out={n: s / 2 if n in workers else s for n, s in needs.out.items()},
@@ -235,7 +235,7 @@ def _with_bytes(
     facts: Facts, wire: dict[str, float], role: str, added_bytes: float
 ) -> dict[str, float]:
     """The links of all members of a role with so many more bytes a step, shared evenly."""
-    own = [name for name in wire if name.startswith(role)]
+    own = [name for name in wire if name.startswith("server") == (role == "server")]
     rates = {name: facts.links[name].bandwidth_bits_per_second / 8 for name in own}
     more = {name: wire[name] + added_bytes / len(own) / rates[name] for name in own}
     return {**wire, **more}

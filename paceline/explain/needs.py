@@ -86,7 +86,9 @@ class Needs:
 
     def of_role(self, role: str) -> float:
         """The longest need of the workers' (or servers') links; servers' work included."""
-        found = [s for wire in (self.out, self.into) for m, s in wire.items() if m.startswith(role)]
+        serves = role == "server"  # all others are workers, whatever they are called
+        wires = (self.out, self.into)
+        found = [s for wire in wires for m, s in wire.items() if m.startswith("server") == serves]
         if role == "server":
             found += self.serving.values()
         return max(found, default=0.0)

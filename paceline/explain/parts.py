@@ -80,7 +80,7 @@ def busiest_worker_link(needs: Needs) -> str:
         (seconds, name)
         for wire in (needs.out, needs.into)
         for name, seconds in wire.items()
-        if name.startswith("worker")
+        if not name.startswith("server")  # workers of an observed job are called ranks
     )[1]
 
 
