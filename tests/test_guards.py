@@ -51,6 +51,11 @@ def test_every_part_has_its_layer():
     assert set(parts()) <= set(LAYERS)
 
 
+def test_the_layers_are_those_of_the_docs():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Layers")[1]
+    assert re.findall(r"\w+", page[page.index("errors ·") : page.index("\n\n`spec`")]) == LAYERS
+
+
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
 )
