@@ -29,7 +29,7 @@ def speed(steps: Sequence[Step]) -> float:
 
 
 def shares_for(speeds: Sequence[float]) -> list[float]:
-    """One weight per worker, in proportion to its speed; 1 for a worker of mean speed."""
+    """Return one weight per worker, in proportion to its speed; 1 for a worker of mean speed."""
     mean = sum(speeds) / len(speeds)
     return [own / mean for own in speeds]
 

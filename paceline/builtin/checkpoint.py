@@ -31,7 +31,7 @@ from paceline.record.folder import FULL
 from paceline.session.stores import DEADLINE_SECONDS
 
 LOOK = timedelta(seconds=0.5)
-"""So long a worker's part is waited for before somebody looks whether all are still there."""
+"""Wait for a worker's part before looking whether all workers are still there."""
 
 ROOM_BYTES = 1 << 16
 """A disk with less is full, whatever the words of who could not write."""

@@ -1,4 +1,4 @@
-"""How often the trained model is right: top-1 and top-5 on the test part."""
+"""Accuracy of the trained model on the test part: top-1 and top-5."""
 
 import torch
 from torch import nn

@@ -119,7 +119,7 @@ def _begin(
 
 
 def prepare_compute(workload: spec.Workload, cluster: spec.Cluster, session: Session) -> None:
-    """One thread per core of this worker's share, one GPU each; slow denormals count as zero.
+    """Use one thread per core of this worker's share and one GPU; slow denormals count as zero.
 
     On a GPU `float32` means float32: torch's own default rounds convolutions as `tf32` does.
     """
@@ -165,7 +165,7 @@ def _own_device() -> torch.device:
 
 
 class _Worker:
-    """What a step needs, kept together."""
+    """Takes the steps of one worker, and writes its checkpoints."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class _Worker:
         return True
 
     def step(self, step: int, inputs: Tensor, targets: Tensor) -> None:
-        """One optimizer step on this worker's part of the global batch."""
+        """Take one optimizer step on this worker's part of the global batch."""
         workload, session = self._workload, self._session
         if self._random:  # a function of the step and the worker, so that resuming is exact
             torch.manual_seed(hash((workload.seed, step, session.rank)) & 0x7FFF_FFFF_FFFF)
@@ -256,7 +256,7 @@ class _Worker:
         self.write(run, next_step, self._session.participants.present)
 
     def write(self, run: Path, next_step: int, members: Sequence[int]) -> None:
-        """One that cannot be written ends no training but the last one, which nothing follows."""
+        """Write a checkpoint. A failure ends the training only if it is the last checkpoint."""
         session = self._session
         try:
             checkpoint.save(
@@ -284,7 +284,7 @@ class _Worker:
         self.conclude(dataset)
 
     def conclude(self, dataset: data.Dataset) -> None:
-        """What one worker finds out for all."""
+        """Record the results that one worker finds out for all."""
         session, workload = self._session, self._workload
         if session.recorder is None or not session.participants.is_speaker:
             return
@@ -308,7 +308,7 @@ class _Worker:
 
 
 def precision_of(workload: spec.Workload, device: torch.device) -> AbstractContextManager[object]:
-    """What forward passes and the loss are computed under."""
+    """Return the context in which forward passes and the loss are computed."""
     if workload.precision != "bfloat16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

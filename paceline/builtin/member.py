@@ -1,4 +1,4 @@
-"""`python -m paceline.builtin.member`: one member of a built-in workload, worker or server.
+"""One member of a built-in workload, worker or server: `python -m paceline.builtin.member`.
 
 The run folder and the member's identity come from the environment that a launcher made. Under a
 foreign launcher `train_here` does the same inside the process that was started.

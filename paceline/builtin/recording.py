@@ -19,7 +19,7 @@ from paceline.served.streaming import Replay, Streaming
 from paceline.session.session import Session
 
 MARK_BYTES = 2 << 20
-"""So many gradients leave together: a chunk's worth in shared memory."""
+"""Bytes of gradients that leave together: a chunk's worth in shared memory."""
 
 
 class Recording:
@@ -113,7 +113,7 @@ class Recording:
 
 
 def has_hooks(model: nn.Module, session: Session) -> bool:
-    """Whether somebody wants each gradient of a step, beside those of ours who look at a few."""
+    """Return whether a hook other than our observers' needs each gradient of a step."""
     hooks = [hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()]
     return not all(map(session.steps.observers.is_own, hooks))
 
@@ -125,7 +125,8 @@ def recording_for(
     loss: Callable[[Tensor, Tensor], Tensor],
     precision: Callable[[], AbstractContextManager[object]],
 ) -> Recording | None:
-    """None where passes are not recorded: on CPUs, or with others who want gradients one by one."""
+    """Return the recording of a worker's passes; None on CPUs, and if each gradient is needed as
+    it is made."""
     workload, architecture = experiment.workload, experiment.architecture
     on_gpu = next(model.parameters()).device.type == "cuda"
     if not on_gpu or workload.compile or workload.graph == "off":

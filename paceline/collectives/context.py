@@ -1,4 +1,4 @@
-"""What collectives and architectures are given: their surroundings, seen from one worker.
+"""The surroundings of collectives and architectures, seen from one worker.
 
 `Context` holds the facts. What an exchange asks of the training loop around it is
 `TrainingContext`; the changes of membership that it reports are `MembershipContext`. The session
@@ -50,7 +50,8 @@ class TrainingContext:
         return value
 
     def progress(self) -> Progress:
-        """Where this worker is in its training; asked when workers regroup, and when they end."""
+        """Return where this worker is in its training; asked when workers regroup, and when they
+        end."""
         return Progress()
 
     def settings(self) -> list[float]:
@@ -107,7 +108,7 @@ class MembershipContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What an architecture may use of its surroundings."""
+    """The facts and interfaces that an architecture may use."""
 
     identity: Identity
     store: Store | None
@@ -125,11 +126,11 @@ class Context:
     membership: MembershipContext = field(default_factory=MembershipContext)
 
     deadline_seconds: float = 120.0
-    """How long any wait for another member may take."""
+    """Longest wait for another member."""
 
     views: Views | None = None
     """Who takes part, if the others continue in place after a failure."""
 
     gradient_use: GradientUse | None = None
-    """What is done with gradients between backward and `optimizer.step()`: nothing, or `clip`. None
-    where only a step will show it: with a script."""
+    """Use of gradients between backward and `optimizer.step()`: nothing, or `clip`. None if only a
+    step will show it, as with a script."""

@@ -1,1 +1,1 @@
-"""How a model runs on a device: layer times, emulated devices, recorded passes, units to cut."""
+"""Running a model on a device: layer times, emulated devices, recorded passes, units to cut."""

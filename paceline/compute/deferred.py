@@ -27,7 +27,7 @@ class NotRepeatable(Exception):  # noqa: N818 - no failure: the caller builds th
 
 
 class _Entry(NamedTuple):
-    """One operation on (a view of) a tensor."""
+    """A recorded operation on (a view of) a tensor."""
 
     function: Any
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None
@@ -129,14 +129,14 @@ class _Log(TorchDispatchMode):
 
 
 class Deferred(NamedTuple):
-    """A model on the meta device, and how to fill it."""
+    """A model on the meta device, and the log from which it is filled."""
 
     model: nn.Module
     log: _Log
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is there, and nothing to fill."""
+        """Return whether the model has its memory already."""
         return not self.log.entries
 
     def fill(self, modules: Iterable[nn.Module], device: torch.device) -> None:
@@ -210,17 +210,18 @@ def build_whole(build: Callable[[], nn.Module]) -> Deferred:
 
 
 def _counts(module: nn.Module, name: str) -> bool:
-    """Whether this is a batch norm's counter: it starts at 0, in a way no log can see."""
+    """Return whether this is a batch norm's counter: it starts at 0, in a way no log can see."""
     return isinstance(module, _NormBase) and name == "num_batches_tracked"
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether this is a tensor without memory; not by `is_meta`, which constructors may not ask."""
+    """Return whether this is a tensor without memory; not by `is_meta`, which constructors may not
+    ask."""
     return isinstance(value, Tensor) and value.device.type == "meta"
 
 
 def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """What an operation writes to, of what it is given."""
+    """Return the arguments that an operation writes to."""
     if not schema.is_mutable:
         return []
     written: list[Any] = []
@@ -232,7 +233,7 @@ def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
 
 
 def _require_registered(module: nn.Module) -> None:
-    """Only parameters and buffers are filled in: no other tensor of a module, and no hook."""
+    """Raise NotRepeatable for a tensor or a hook of a module that is not filled in."""
     kept = ("_parameters", "_buffers", "_modules")
     others = {name: value for name, value in vars(module).items() if name not in kept}
     if any(_is_empty(leaf) for leaf in pytree.tree_leaves(others)):

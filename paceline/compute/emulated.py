@@ -48,7 +48,7 @@ class Pace:
         self._random, self._events = random.Random(seed), events
         self._until, self._factor = 0.0, slowdown
         self.passes = 0
-        """So many are behind it; one that goes on from a checkpoint has made none of them."""
+        """Number of passes so far; a run that resumes from a checkpoint counts those before it."""
 
     def begin(self) -> None:
         """A batch arrived: the next pass starts now, or after a pause that is due."""
@@ -161,7 +161,7 @@ class EmulatedModel(nn.Module):
         return signal.expand(inputs.shape[0], self._num_classes)
 
     def _share_gradients(self) -> None:
-        """One buffer of zeros serves all gradients: each is read, none is worth its own memory."""
+        """Let all gradients share one buffer of zeros: none needs memory of its own."""
         own = [list(layer.parameters(recurse=False)) for layer in self._order]
         longest = max(p.numel() for parameters in own for p in parameters)
         zeros = _zeros(torch.Size([longest]), torch.float32)
@@ -198,7 +198,7 @@ def model_for(experiment: spec.Experiment, member: str) -> EmulatedModel | None:
     own = [fault for fault in experiment.faults if fault.member == member]
 
     def events(passes: int) -> tuple[float, float]:
-        """How much slower the device is from this step on, and how long it pauses before it."""
+        """Return how much slower the device is from this step on, and the pause before it."""
         step, again = divmod(passes, workload.accumulate)
         slow = [f.factor for f in own if f.kind == "slow" and f.at_step <= step]
         pauses = [f.seconds for f in own if f.kind == "pause" and f.at_step == step and not again]

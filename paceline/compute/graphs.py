@@ -75,11 +75,12 @@ class RecordedPasses:
             del result
 
     def gradient_of(self, weight: Tensor) -> Tensor | None:
-        """Where each replay makes a weight's gradient."""
+        """Return the memory in which each replay makes a weight's gradient."""
         return next((gradient for one, gradient in self._gradients if one is weight), None)
 
     def fits(self, inputs: Tensor) -> bool:
-        """Whether a batch is like the one recorded; another goes the ordinary way."""
+        """Return whether a batch is like the one recorded; another one is computed without the
+        graph."""
         return inputs.shape == self._shape and inputs.dtype == self._type
 
     def run(

@@ -1,4 +1,4 @@
-"""How a process that trains should treat freed memory: keep it.
+"""Freed memory of a process that trains is kept, not returned.
 
 A training step allocates and frees the same large tensors again and again. The C library returns
 each to the kernel and fetches fresh pages, zeroed one by one, in the next step: 8,000 page faults a

@@ -23,7 +23,7 @@ WARMUP_PASSES = 5
 
 
 class LayerTimes(NamedTuple):
-    """One layer, with the median over the repeats."""
+    """Measurements of one layer: the median over the repeats."""
 
     name: str
     forward_seconds: float
@@ -32,7 +32,7 @@ class LayerTimes(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A model on a device at one batch."""
+    """Measurements of a model on a device at one batch size."""
 
     layers: list[LayerTimes]
     overhead_seconds: float
@@ -140,7 +140,7 @@ def profile(
 
 
 def num_passes(batch: int, repeats: int) -> int:
-    """How many passes `profile` makes; a batch of one has no quarter."""
+    """Return the number of passes that `profile` makes; a batch of one has no quarter."""
     return WARMUP_PASSES + (3 if batch > 1 else 2) * repeats
 
 
@@ -269,7 +269,7 @@ class _Probe:
 
 
 class _HostMoments:
-    """With one thread the CPU's own time, so that what else runs on the machine does not count."""
+    """Moments in CPU time if there is one thread, so that other processes do not count."""
 
     def __init__(self) -> None:
         alone = torch.get_num_threads() == 1

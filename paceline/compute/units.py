@@ -86,7 +86,7 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 
 def _checked(model: nn.Module, shown: object) -> NamedModules:
-    """What `units()` returned, if it is what it should be."""
+    """Return what the `units()` of a model returned, if it has the expected form."""
     pairs: NamedModules = []
     for pair in shown if isinstance(shown, Iterable) else [shown]:
         match pair:
@@ -116,7 +116,7 @@ def _called(row: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _does_more(module: nn.Module) -> bool:
-    """Whether calling a module does more than its class says."""
+    """Return whether calling a module does more than its class says."""
     hooks = (
         module._forward_pre_hooks,
         module._forward_hooks,

@@ -15,7 +15,7 @@ def likely_cause(
     ends: Mapping[str, Sequence[Unheard]],
     owners: Mapping[str, str] | None = None,
 ) -> str | None:
-    """In words; None where nothing points to one.
+    """Return the cause in words; None if nothing points to one.
 
     `steps` of all workers; `stacks` and `ends` (what does not answer) of the members that live;
     `owners` of addresses.

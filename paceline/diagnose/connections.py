@@ -1,4 +1,4 @@
-"""What lies unacknowledged on a process's connections: told by the kernel, in its own network."""
+"""Unacknowledged bytes on the connections of a process, as the kernel reports them."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ class Unheard(NamedTuple):
     address: str
     num_bytes: int
     is_call: bool
-    """Nobody has answered there yet."""
+    """The other end has not accepted the connection yet."""
 
     def words(self, member: str, other: str | None = None) -> str:
         """`member` has this end; `other` the one that does not answer, where that is known."""
@@ -39,7 +39,7 @@ def unheard(process: psutil.Process) -> list[Unheard]:
 
 
 def own_addresses(process: psutil.Process) -> set[str]:
-    """Where the process's own ends are, connected or listening."""
+    """Return the process's own ends, connected or listening."""
     return {_address(family, fields[1]) for family, fields in _sockets(process)}
 
 
@@ -66,7 +66,7 @@ def _inodes(pid: int) -> set[str]:
 
 
 def _address(family: int, text: str) -> str:
-    """From the kernel's hexadecimal words, each in the host's order."""
+    """Decode the kernel's hexadecimal words, each in the host's byte order."""
     host, port = text.split(":")
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
     packed = struct.pack(f"={len(words)}I", *words)

@@ -1,4 +1,4 @@
-"""Where a member is just now: its stacks, asked for by a signal, also while it waits in C code.
+"""Stacks of a running member, requested by a signal; it answers also while it waits in C code.
 
 A member says beforehand that it will answer, in a file of its own beside its log; the default of
 the signal would end one that does not.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import psutil
 
 SIGNAL = signal.SIGRTMIN + 7
-"""One that neither scripts nor libraries are known to use."""
+"""A signal that neither scripts nor libraries are known to use."""
 
 ANSWER_SECONDS = 3.0
 """A member may have to wait for a core before it answers."""
@@ -31,7 +31,7 @@ _NOT_ITS_OWN = ("/paceline/", "/site-packages/", "/dist-packages/", "/lib/python
 
 
 class Frame(NamedTuple):
-    """One line of a stack."""
+    """A function on a stack, and the line it is at."""
 
     function: str
     file: str
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 
 
 class ThreadStack(NamedTuple):
-    """The main thread's, innermost first."""
+    """The stack of the main thread, innermost first."""
 
     frames: tuple[Frame, ...]
 
@@ -60,7 +60,7 @@ class ThreadStack(NamedTuple):
 
     @property
     def place(self) -> Frame | None:
-        """Where in the script it is."""
+        """The line of the script that is running."""
         return next((frame for frame in self.frames if frame.is_the_scripts), None)
 
 
@@ -69,7 +69,7 @@ def path_of(run: Path, member: str) -> Path:
 
 
 def answer(run: Path, member: str) -> None:
-    """From now on this process writes its stacks when it is asked to."""
+    """Let this process write its stacks when it is asked to."""
     if signal.getsignal(SIGNAL) != signal.SIG_DFL:  # the script's own
         return
     path = path_of(run, member)
@@ -84,7 +84,7 @@ def answer(run: Path, member: str) -> None:
 
 
 def ask(run: Path, processes: Mapping[str, psutil.Process]) -> dict[str, ThreadStack]:
-    """Where these members are; those that do not answer are left out."""
+    """Return the stacks of these members; those that do not answer are left out."""
     asked = {}
     for name, process in processes.items():
         path = path_of(run, name)

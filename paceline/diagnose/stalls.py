@@ -27,16 +27,16 @@ SURE_SECONDS, SURE_STEPS = 1.5, 2.5
 """The same where it need not be guessed: somebody is stopped, or bytes are sent again in vain."""
 
 LOOK_SECONDS, SAMPLE_SECONDS = 0.4, 1.0
-"""Between two looks, and between two at how much of a core each member uses."""
+"""Seconds between two looks at the steps, and at the share of a core that each member uses."""
 
 BUSY_FRACTION = 0.2
-"""Of a core: who uses more computes something."""
+"""Share of a core; a member that uses more is computing."""
 
 Say = Callable[[str], None]
 
 
 class _Worker:
-    """How far one worker is, since when, and how long its steps take by its own record."""
+    """Progress of one worker: its step, since when, and the time of a step by its own record."""
 
     def __init__(self, folder: RunFolder, name: str, dilation: float) -> None:
         self.steps, self.since, self.usual = 0, time.monotonic(), 0.0
@@ -51,7 +51,7 @@ class _Worker:
         self.steps, self.since, self._end = steps, time.monotonic(), end
 
     def still_seconds(self, least_seconds: float, usual_steps: float) -> float:
-        """How long it has stood still; 0 while that is nothing unusual, or before its first."""
+        """Return how long it has stood still; 0 while that is usual, and before its first step."""
         still = time.monotonic() - self.since
         return still if self.steps and still > max(least_seconds, usual_steps * self.usual) else 0.0
 
@@ -65,7 +65,7 @@ class Stalls:
         """`lost`: those without whom the others go on, as they come to be known."""
         self._folder, self._say, self._dilation, self._lost = folder, say, dilation, lost
         self._last = folder.experiment().workload.steps
-        """After so many steps nobody takes another; 0: not known."""
+        """Number of steps of the job; 0 if it is not known."""
         self._processes: dict[str, psutil.Process] = {}
         self._workers: dict[str, _Worker] = {}
         self._told: str | None = None
@@ -123,11 +123,11 @@ class Stalls:
         return {name: seconds for name, seconds in found.items() if there[name].steps < slowest}
 
     def _is_done(self, worker: _Worker) -> bool:
-        """What is left to it is saving and leaving."""
+        """Return whether it has done all steps, so that only saving and leaving remain."""
         return 0 < self._last <= worker.steps
 
     def _is_sure(self, alive: Iterable[str]) -> bool:
-        """Whether something is seen that nobody goes on with."""
+        """Return whether a member is stopped, or a connection does not answer."""
         return any(
             self._state(name) == psutil.STATUS_STOPPED or unheard(self._processes[name])
             for name in alive
@@ -151,7 +151,7 @@ class Stalls:
         return found
 
     def _cause(self, still: Mapping[str, float], busy: Mapping[str, float]) -> str | None:
-        """In words; None while somebody computes, which may be an evaluation."""
+        """Return the report; None while a member computes, which may be an evaluation."""
         states = {name: self._state(name) for name in busy}
         stopped = [name for name, state in states.items() if state == psutil.STATUS_STOPPED]
         if stopped:

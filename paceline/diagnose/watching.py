@@ -1,4 +1,5 @@
-"""One life of a recorded run: members are started and watched until all have ended."""
+"""One life of a recorded run: the launcher starts the members and watches them until all have
+ended."""
 
 from collections.abc import Callable, Iterable, Sequence
 

@@ -25,7 +25,7 @@ PASSED_ON = (
     *("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "CUDA_", "PYTHONUNBUFFERED"),
     *TORCH_VARIABLES,
 )
-"""How the variables begin that mean the same inside."""
+"""Prefixes of the variables that mean the same inside a container."""
 
 REMOVE_SECONDS = 20.0
 ASK_SECONDS = 10.0
@@ -198,7 +198,7 @@ ENGINES: dict[str, Engine] = {"docker": _docker, "podman": _podman, "apptainer":
 def _shared_options(
     name: str, cores: tuple[int, ...], passed: list[str], seen: list[str]
 ) -> list[str]:
-    """What docker and podman call alike."""
+    """The arguments that docker and podman share."""
     # Without --pid=host a member would be process 1, which no SIGTERM ends.
     options = ["--rm", f"--name={name}", "--network=host", "--ipc=host", "--pid=host"]
     options += [f"--workdir={seen[0]}", *(f"--volume={folder}:{folder}" for folder in seen)]

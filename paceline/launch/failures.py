@@ -1,4 +1,5 @@
-"""What is asked for when a worker is lost, whether it can be had, and when a launcher lets it be.
+"""The option `--on-loss`: what a job asks for when a worker fails, whether it can be had, and which
+failures end the job.
 
 What the members do about it is the architecture's affair: a launcher only does not end them.
 """
@@ -20,7 +21,8 @@ BEGUN = "begun"
 """The kind of event that says that all members have met: before it nobody can go on."""
 
 LOST = re.compile(r"\b((?:worker|server)\d+) was (?:lost|ended by signal 9)\b")
-"""How an error tells of one that was lost: by those who missed it, or by its end itself."""
+"""Pattern of an error that names a failed member: said by those that missed it, or of its end
+itself."""
 
 
 class Losses:
@@ -40,20 +42,22 @@ class Losses:
         self._has_second_homes = not why_servers_are_needed(experiment)
         self._newcomers = iter(newcomers)
         self.to_start: list[MemberCommand] = []
-        """In the place of lost ones, for the launcher to take."""
+        """Workers for the launcher to start in place of failed ones."""
         self._lives = self._begun()
         self.let_be: dict[str, float] = {}
         """Lost members without whom the others go on, and when each ended."""
         self._spoke: Ending | None = None
-        """Of the last of these that spoke for all, by an error of its own."""
+        """The ending of the last failed member that spoke for all and failed by an error of its
+        own."""
 
     def _begun(self) -> int:
         return sum(event.kind == BEGUN for event in self._folder.events())
 
     def fatal(self, failed: Sequence[Ending], others: Collection[str]) -> list[Ending]:
-        """Those among the failed that end the job, with what may have been their cause.
+        """Return the failed members that end the job, with what may have been their cause.
 
-        `others`: members that run, or have ended well."""
+        `others`: members that run, or have ended well.
+        """
         workers = [name for name in others if name.startswith("worker")]
         news = [one for one in failed if one.name not in self.let_be]
         if not news:
@@ -81,15 +85,16 @@ class Losses:
         return min(left, default=None)
 
     def _newest(self, failed: Sequence[Ending], news: Sequence[Ending]) -> list[Ending]:
-        """Whom those who failed now may have lost, when nothing else is known to have gone wrong:
-        the last one that was let be. Without those before it they had gone on."""
+        """Return the last failed member that the job continued without, if those that failed now
+        may have lost it and nothing else is known to have gone wrong. Without the failures before
+        it they had continued."""
         first = min(one.time for one in news)
         lost = [one for one in failed if one.name in self.let_be]
         near = [one for one in lost if one.time >= first - ECHO_SECONDS]
         return [max(near, key=lambda one: one.time)] if near else []
 
     def _have_second_homes(self, news: Sequence[Ending]) -> bool:
-        """Where servers are among the lost: what they had is with others too, and one is left."""
+        """Return whether the state of all failed servers has a backup, and one server remains."""
         names = [one.name for one in news if one.name.startswith("server")]
         gone = [name for name in self.let_be if name.startswith("server")]
         return not names or (self._has_second_homes and len(gone) + len(names) < self._servers)
@@ -188,7 +193,7 @@ def way_out(error: MemberError, folder: RunFolder) -> str:
 
 
 def _could_go_on(experiment: spec.Experiment, lost: Collection[str], folder: RunFolder) -> bool:
-    """Whether those who are left could, had they been asked to."""
+    """Return whether the remaining workers could have continued, had they been asked to."""
     if experiment.cluster.goes_on or not any(folder.steps(one.name) for one in folder.members()):
         return False  # it was asked for and did not help, or came before all had met
     asked = spec.replace(experiment, on_loss="continue")

@@ -115,7 +115,7 @@ class Faults:
                 self._note(fault, fault.at_step, moment)
 
     def _moment_of(self, fault: spec.Fault) -> float | None:
-        """When a device came to a step; None: its run began behind it."""
+        """Return when a device came to a step; None if its run began after it."""
         steps = self._folder.all_steps(fault.member)
         before = [step.end_seconds for step in steps if step.step == fault.at_step - 1]
         began = [step.start_seconds for step in steps if step.step == fault.at_step]

@@ -10,7 +10,8 @@ from paceline.launch.identity import Identity
 
 
 def from_hosts(hosts: Sequence[str], port: int, environ: Mapping[str, str]) -> Identity:
-    """One member per host, in the order listed; the first coordinates, at `port`."""
+    """Return the identity of this host's member: one per host, in the order listed; the first
+    coordinates, at `port`."""
     where, own = "--hosts", interfaces.this_network().addresses
     if len(hosts) < 2 or len(set(hosts)) < len(hosts):
         problem = f'"{",".join(hosts)}" is not a list of two or more different hosts.'

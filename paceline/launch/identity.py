@@ -1,4 +1,5 @@
-"""Who am I: a member's role and place in a job, as data, and how our own launcher passes it on.
+"""The identity of a process: a member's role and place in a job, as data, and how our own launcher
+passes it on.
 
 The files named after launchers read an Identity from the environment those make; `launchers.py`
 holds their table.
@@ -14,7 +15,7 @@ from paceline.launch import interfaces
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """One member's place in a job."""
+    """The place of one member in a job."""
 
     index: int = 0
     """Number among all members: workers first, then servers."""
@@ -22,10 +23,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     servers: int = 0
     host: str = "localhost"
-    """The host's name, for the record."""
+    """Name of the host, for the record."""
 
     address: str = "127.0.0.1"
-    """Where this member can be reached by the others."""
+    """Address at which the other members reach this one."""
 
     coordinator: str = ""
     """host:port where the store is kept; empty when there is one member, or before `meet`."""
@@ -35,14 +36,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     local_members: int = 1
     local_workers: int = 1
-    """How many of them are workers; those are numbered first."""
+    """Number of workers on this host; they are numbered first."""
 
     launcher: str = "none"
     run: str = ""
     """The run folder; empty when nothing is recorded."""
 
     key: str = ""
-    """The job's secret."""
+    """Secret key of the job."""
 
     owns_interfaces: bool = False
     """The host is a network namespace of its own: its interfaces carry nobody else's packets."""
@@ -57,13 +58,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """host:port kept free on worker 0's host, for a script that makes torch's own groups."""
 
     founders: int = 0
-    """Of a worker that joined a job which ran: how many workers began it; else 0."""
+    """Number of workers that began the job, for a worker that joined it; otherwise 0."""
 
     goes_on: bool = False
     """The others go on without a worker that is lost (`on_loss = "continue"`)."""
 
     attempt: int = 0
-    """How often the launcher has restarted this job; notes in a kept store outlive an attempt."""
+    """Number of times the launcher has restarted this job; notes in a kept store outlive an
+    attempt."""
 
     @property
     def role(self) -> str:
@@ -80,7 +82,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_joined(self) -> bool:
-        """It came to a job that ran."""
+        """Return whether it joined a running job."""
         return self.founders > 0
 
     @property
@@ -105,11 +107,13 @@ TORCH_VARIABLES = (
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""What torch's own launcher sets and torch.distributed reads; a member inherits none of them."""
+"""Variables that torch's own launcher sets and torch.distributed reads; a member inherits none of
+them."""
 
 
 ON_LOSS = "PACELINE_ON_LOSS"
-"""How members under another launcher hear what a loss means; all must be told the same."""
+"""Variable that tells members under another launcher what a failure means; it must be the same on
+all."""
 
 
 def to_environment(identity: Identity) -> dict[str, str]:

@@ -29,7 +29,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about this host's network; a test makes its own."""
+    """Facts about this host's network; a test makes its own."""
 
     addresses: Mapping[str, str]
     """IPv4 address -> interface, of the interfaces that are up."""
@@ -68,7 +68,7 @@ def choose(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean the host itself, whoever reads it."""
+    """Return whether a name or address can only mean the host itself, on any host that reads it."""
     if host in ("localhost", "localhost.localdomain"):
         return True
     try:

@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, `kill`, and a terminal that is closed."""
 
 INTERRUPT_SECONDS = 20.0
-"""What workers have to save their work, before they are ended."""
+"""Time that workers have to save their work before they are ended."""
 
 
 class Interruption:

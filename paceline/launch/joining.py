@@ -19,7 +19,7 @@ VARIABLE = "PACELINE_JOIN"
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one needs to know of a job to join it."""
+    """The facts that a worker needs to join a job."""
 
     coordinator: str
     key: str

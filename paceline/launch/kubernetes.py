@@ -33,11 +33,11 @@ FIXES = {
 
 
 class PodJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifests ask Kubernetes for."""
+    """Settings of the manifests."""
 
     image: str
     command: tuple[str, ...]
-    """What every member runs."""
+    """Command line of every member."""
 
     workers: int
     servers: int = 0

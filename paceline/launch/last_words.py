@@ -1,4 +1,4 @@
-"""What ended members said last, and which of them was the cause.
+"""The last lines that ended members printed, and which member was the cause.
 
 When one member fails, the others lose a peer and fail too, within moments and with more words. The
 one to name is the first that failed for a reason of its own.
@@ -15,13 +15,13 @@ from paceline.errors import MemberError
 
 LAST_LINES = 12
 LINE_BYTES = 1 << 12
-"""What is kept of a line that does not end."""
+"""Bytes that are kept of a line that does not end."""
 
 COMPLAINTS = ("Traceback (most recent call last):", "error: ", "terminate called")
-"""How the last words of a Python, a Paceline and a C++ program begin."""
+"""First words of an error of a Python, a Paceline and a C++ program."""
 
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""What torch puts before each line of a traceback once there is a group."""
+"""Prefix that torch puts before each line of a traceback once there is a group."""
 
 ECHOES = (
     "Connection closed by peer",
@@ -40,19 +40,19 @@ ECHOES = (
     "client socket has timed out",
     "Timed out waiting",
 )
-"""What a member says that has lost another one."""
+"""Words of a member that failed because it lost another one."""
 
 NAMES_MISSING = re.compile(r"no answer within .*; missing: (?!unknown)")
 """The echo that knows whose it is: of all that wait for a silent member, who says so is named."""
 
 SETTLE_SECONDS = 0.2
-"""After a failure, until every member that failed in the same moment is known to have."""
+"""Wait after a failure, until every member that failed in the same moment is known to have."""
 
 LEAVE_SECONDS = 2.0
 """Others may notice that a member leaves before its process has ended."""
 
 ECHO_SECONDS = 10.0
-"""As long as only echoes were heard: the cause may still be on its way out."""
+"""Wait while all failed members only lost another one: the cause may not have ended yet."""
 
 
 class LastWords:
@@ -101,14 +101,14 @@ class LastWords:
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How one member ended."""
+    """The end of one member."""
 
     name: str
     status: int
-    """Its exit status; below zero, the signal that ended it."""
+    """Exit status; below zero, the signal that ended it."""
 
     time: float
-    """When it began to fail: its complaint comes before its end, and before others notice."""
+    """The moment it began to fail: its complaint comes before its end, and before others notice."""
 
     lines: list[str]
     complaint: list[str]
@@ -119,7 +119,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_echo(self) -> bool:
-        """Whether it failed because it lost another member."""
+        """Return whether it failed because it lost another member."""
         return any(words in self.said for words in ECHOES)
 
     @property
@@ -136,7 +136,7 @@ def ending(name: str, status: int, ended_at: float, words: LastWords) -> Ending:
 
 
 def is_settled(failed: Sequence[Ending], num_running: int, since_seconds: float) -> bool:
-    """Whether it is time to name the cause, `since_seconds` after the first member ended badly."""
+    """Return whether it is time to name the cause, `since_seconds` after the first failure."""
     if num_running == 0:
         return True
     patience = ECHO_SECONDS if all(one.is_echo for one in failed) else SETTLE_SECONDS
@@ -170,7 +170,7 @@ def first_cause(failed: Iterable[Ending], well: Mapping[str, float]) -> MemberEr
 
 
 def sentence(complaint: Sequence[str]) -> str:
-    """What a PacelineError said, when that is how the member ended; else empty."""
+    """Return the message of a PacelineError, if that is how the member ended; otherwise ""."""
     for place, line in enumerate(complaint):
         kind, _, rest = line.partition(": ")
         if kind == "error" or kind.startswith("paceline.errors."):

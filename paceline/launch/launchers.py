@@ -13,8 +13,8 @@ LAUNCHERS: dict[str, Callable[[Mapping[str, str]], Identity | None]] = {
     "kubernetes": kubernetes.identify,
     "srun": slurm.identify,
 }
-"""In the order they are asked: our own variables first, Slurm's last, because every process inside
-a Slurm job carries those, whoever started it. Ray's members are started by us."""
+"""The launchers in the order they are asked: our own variables first, Slurm's last, because every
+process inside a Slurm job carries them."""
 
 
 def identify(environ: Mapping[str, str], servers: int | None = None) -> Identity:

@@ -1,4 +1,4 @@
-"""One running member: its process, what it prints, how it is ended. Ray's actors hold one too."""
+"""One running member: its process, its output and its end. Ray's actors hold one too."""
 
 import contextlib
 import ctypes
@@ -21,11 +21,11 @@ GRACE_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
 READ_BYTES, READS = 1 << 16, 256
 PART_SECONDS = 0.2
-"""How long the rest of a line is waited for, so that members do not write into each other's."""
+"""Wait for the rest of a line, so that members do not write into each other's."""
 
 
 class MemberCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """One member as a command line."""
+    """The command line of one member."""
 
     name: str
     argv: tuple[str, ...]
@@ -79,7 +79,7 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, once it has one."""
+        """Exit status; None while it runs."""
         status = self.popen.poll()
         if status is not None and self.ended_at is None:
             self.ended_at = time.monotonic()
@@ -107,7 +107,8 @@ class Process:
                     break
 
     def _pass_on(self, stream: str) -> int:
-        """How many bytes came; 0 at the end of the stream, -1 when there is nothing for now."""
+        """Return the number of bytes that came; 0 at the end of the stream, -1 if there is nothing
+        yet."""
         try:
             content = os.read(self.pipes[stream].fileno(), READ_BYTES)
         except BlockingIOError:
@@ -147,7 +148,8 @@ class Process:
             raise cannot_write(Path(self._log.name), error) from error
 
     def silence(self) -> None:
-        """From now on only the log hears it, and a log that cannot be written holds nothing up."""
+        """Write its output only to the log from now on; a log that cannot be written delays
+        nothing."""
         self._silent = True
 
     def signal(self, number: int) -> None:
@@ -183,7 +185,7 @@ def end_all(running: Sequence[Process]) -> None:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """A member's log, written to without delay."""
+    """The log of a member, written to without delay."""
     try:
         path.parent.mkdir(exist_ok=True)
         return path.open("ab", buffering=0)
@@ -192,7 +194,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def _in_child(parent: int, cores: tuple[int, ...]) -> None:
-    """Between fork and exec: die with the launcher, even when it is killed; keep to own cores."""
+    """Run between fork and exec: end with the launcher, even if it is killed; keep to own cores."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

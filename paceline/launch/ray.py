@@ -36,11 +36,11 @@ PLACE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 REACH_SECONDS = 5.0
 PASSED_ON = ("PACELINE_", "OMP_", "MKL_", "TORCH", "GLOO_", "NCCL_", "PYTHON")
-"""How the variables begin that mean the same on another node. Ray sets CUDA's itself."""
+"""Prefixes of the variables that mean the same on another node. Ray sets CUDA's itself."""
 
 
 class RayMember(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Ray has put one member."""
+    """The node on which Ray has put one member."""
 
     host: str
     address: str
@@ -97,7 +97,7 @@ class MemberActor:
         self._said.append((stream, content))
 
     def poll(self) -> tuple[list[tuple[str, bytes]], int | None]:
-        """What was printed since the last call, and the exit status once there is one."""
+        """Return what was printed since the last call, and the exit status once there is one."""
         assert self._process is not None, "start comes first"
         self._process.read_all()
         self._process.pass_on_parts()
@@ -110,7 +110,7 @@ class MemberActor:
         self._process.signal(number)
 
     def files(self, folder: str, member: str) -> dict[str, bytes]:
-        """What the member has recorded."""
+        """Return the files that the member has recorded."""
         found = Path(folder, "members").glob(f"{member}.*")
         return {f"members/{path.name}": path.read_bytes() for path in found}
 
@@ -130,7 +130,7 @@ class Placed:
         """Cores that Ray keeps for each member."""
 
     def identities(self, workers: int, run: Path) -> list[Identity]:
-        """Who each member is, where it is."""
+        """Return the identity of each member on its node."""
         members, key = len(self.places), secrets.token_hex(32)
         seen: Counter[tuple[str, str]] = Counter()
         hosts = [(place.host, place.address) for place in self.places]
@@ -189,7 +189,7 @@ class Placed:
 
 
 class _Member:
-    """One member as the driver knows it: what it printed so far, and how it ended."""
+    """One member as the driver knows it: what it has printed so far, and how it ended."""
 
     def __init__(self, actor: Any, command: MemberCommand, folder: Path, output: Output) -> None:
         self.actor, self.command = actor, command
@@ -248,7 +248,7 @@ def _raise_first_cause(members: Sequence[_Member]) -> None:
 def _interrupt(
     members: Sequence[_Member], tick: Callable[[], None], interruption: Interruption
 ) -> None:
-    """As on this machine: workers get the signal and a while to save; a second one ends it."""
+    """Interrupt as on this machine: workers get time to save, and a second signal ends it."""
     workers = [member for member in members if not member.command.serves]
     for member in workers:
         member.actor.signal.remote(interruption.received[0])

@@ -37,7 +37,7 @@ HOW_TO_GIVE_A_KEY = {
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What member 0 tells the others."""
+    """The facts that member 0 sends the others."""
 
     coordinator: str
     key: str

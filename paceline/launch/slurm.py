@@ -25,7 +25,7 @@ WORDS = {
     "partition": r"[\w.,-]*",
     "time": r"(\d+(-\d+)?(:\d+){0,2})?",
 }
-"""What may stand in a line of a batch script: no word of these ends the line or begins another."""
+"""Pattern of a value in a batch script: it can neither end its line nor begin another."""
 
 FIXES = {
     "name": "use letters, digits, dots and dashes.",
@@ -35,7 +35,7 @@ FIXES = {
 
 
 class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch script asks Slurm for."""
+    """Settings of a batch script."""
 
     command: tuple[str, ...]
     """What every member runs: `paceline train …`, `paceline run …` or a script of the user's."""
@@ -123,7 +123,8 @@ def identify(environ: Mapping[str, str]) -> Identity | None:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """ "node[01-03,07],login" -> node01 node02 node03 node07 login."""
+    """Return the hosts of Slurm's list: "node[01-03,07],login" -> node01 node02 node03 node07
+    login."""
     hosts: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         names = [""]

@@ -1,4 +1,4 @@
-"""What happened: the files of a run, written as it goes, read by all that explains it. No torch."""
+"""The files of a run, written while it goes and read by all that explains it. No torch."""
 
 from paceline.record.entries import (
     PHASES,

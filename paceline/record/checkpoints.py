@@ -31,7 +31,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint was made with, as far as it matters for going on."""
+    """The settings that a checkpoint was made with, as far as they matter for resuming."""
 
     model: str
     data: str
@@ -43,7 +43,7 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The last file of a checkpoint."""
+    """The content of a checkpoint's last file."""
 
     format_version: int
     step: int
@@ -54,10 +54,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint to go on from."""
+    """A checkpoint from which a run can resume."""
 
     path: Path
-    """Its last file."""
+    """Path of its last file."""
 
     manifest: Manifest
     passed_over: list[str] = []
@@ -112,7 +112,7 @@ def choose(path: Path) -> Found:
 
 
 def exist(run: Path) -> bool:
-    """Whether a run folder has a checkpoint, whole or not."""
+    """Return whether a run folder has a checkpoint, whole or not."""
     return bool(_manifests(run))
 
 
@@ -154,7 +154,7 @@ def _check_is_file(path: Path) -> None:
 
 
 def differences(found: Found, experiment: spec.Experiment) -> Iterator[str]:
-    """What makes this run another than the one that would have gone on, a sentence each.
+    """Yield a sentence for each setting in which this run differs from the one that it resumes.
 
     Raises where going on makes no sense at all.
     """

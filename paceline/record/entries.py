@@ -8,7 +8,7 @@ import math
 import msgspec
 
 PHASES = ("input", "forward", "backward", "exchange_exposed", "update", "wait")
-"""Where a step's time may go, in the order a step meets them."""
+"""The phases of a step, in the order a step meets them."""
 
 
 class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -16,7 +16,8 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Step(Entry, kw_only=True):
-    """One optimizer step of one worker. Times are seconds on this host's monotonic clock."""
+    """The record of one optimizer step of one worker. Times are seconds on this host's monotonic
+    clock."""
 
     step: int
     start_seconds: float
@@ -26,7 +27,7 @@ class Step(Entry, kw_only=True):
 
     samples: int
     ready_seconds: float | None = None
-    """When the last gradient of this worker was ready to be exchanged."""
+    """The moment when the last gradient of this worker was ready to be exchanged."""
 
     loss: float | None = None
     not_finite: bool = False
@@ -43,21 +44,21 @@ class Step(Entry, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long the step took, pauses left out."""
+        """Duration of the step without its pauses."""
         return self.end_seconds - self.start_seconds
 
 
 class Sample(Entry, kw_only=True):
-    """What the machine did for one member since the sample before."""
+    """The work of the machine for one member since the sample before."""
 
     time_seconds: float
-    """On this host's monotonic clock."""
+    """The moment on this host's monotonic clock."""
 
     cpu_fraction: float | None = None
     """Share of one core, its child processes' included; 2.0 is two cores busy."""
 
     children_cpu_fraction: float | None = None
-    """What of it processes used that the member started, such as a data loader's."""
+    """The part of it used by processes that the member started, such as a data loader's."""
 
     cpu_wait_fraction: float | None = None
     """Share of the time that its main thread was ready to run and had no core."""
@@ -99,11 +100,11 @@ class RecordedEvent(Entry, kw_only=True):
     text: str
     step: int | None = None
     samples: int | None = None
-    """Of a lost worker: how many samples nobody has trained on because of it."""
+    """Number of samples that were not trained on because a worker failed."""
 
 
 class MemberRecord(Entry, kw_only=True):
-    """What one member was and did in all."""
+    """The record of one member: what it was, and its totals."""
 
     name: str
     role: str
@@ -114,11 +115,11 @@ class MemberRecord(Entry, kw_only=True):
 
     pid: int | None = None
     began_seconds: float | None = None
-    """When its process was made, on its own clock."""
+    """The moment when its process was made, on its own clock."""
 
     ended_seconds: float | None = None
     paused_seconds: dict[str, float] = msgspec.field(default_factory=dict)
-    """What it did besides training after its last step."""
+    """Seconds spent besides training after its last step."""
 
     cpu_fraction: float | None = None
     bytes_sent: int | None = None
@@ -131,7 +132,7 @@ class MemberRecord(Entry, kw_only=True):
 
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     counters: dict[str, object] = msgspec.field(default_factory=dict)
-    """What only this architecture counts: staleness, late gradients, queueing …"""
+    """Counters of its architecture only: staleness, late gradients, queueing …"""
 
     results: dict[str, float] = msgspec.field(default_factory=dict)
     """Figures found at the end, such as accuracy."""
@@ -145,17 +146,17 @@ class CollectiveCall(Entry, kw_only=True):
 
     group: str
     name: str
-    """As the library calls it, without the backend: all_reduce, broadcast, …"""
+    """Name of the call as the library has it, without the backend: all_reduce, broadcast, …"""
 
     bytes: int | None = None
     arrived_seconds: float
-    """When this member called it."""
+    """The moment when this member called it."""
 
     blocked_seconds: float | None = None
-    """From when on the member did nothing but wait for it."""
+    """The moment from which on the member did nothing but wait for it."""
 
     ended_seconds: float | None = None
-    """When the member continued; absent where nothing told."""
+    """The moment when the member continued; absent if nothing says so."""
 
 
 class StepSeconds(Entry, kw_only=True):
@@ -164,7 +165,7 @@ class StepSeconds(Entry, kw_only=True):
     median: float
     p95: float
     jitter: float
-    """Median distance from the median."""
+    """Median distance of the steps from their median."""
 
 
 class Loss(Entry, kw_only=True):
@@ -181,7 +182,7 @@ class Loss(Entry, kw_only=True):
 
 
 class Summary(Entry, kw_only=True):
-    """The JSON of a run (DESIGN section 6)."""
+    """The figures of a run, as `--json` prints them."""
 
     format_version: int
     status: str
@@ -204,10 +205,11 @@ class Summary(Entry, kw_only=True):
     """While it trained: steps alone, pauses between them left out."""
 
     samples_per_second_with_pauses: float | None = None
-    """From the first measured step to the last, evaluation, checkpoints and own pauses included."""
+    """Seconds from the first measured step to the last; evaluation, checkpoints and own pauses are
+    included."""
 
     wall_seconds: dict[str, float] | None = None
-    """Where the time from start to end went, on worker 0; the parts sum to the whole."""
+    """Parts of the time from start to end, on worker 0; they sum to the whole."""
 
     samples_not_seen: int | None = None
     """Divided with a worker that was lost before its part of the step counted."""
@@ -227,15 +229,16 @@ class Summary(Entry, kw_only=True):
     limit_seconds: float | None = None
     verdict: str | None = None
     interval: dict[str, float] | None = None
-    """Of a prediction: `low` and `high` samples per second, between which nine of ten lie."""
+    """Bounds of a prediction: nine of ten measurements lie between `low` and `high` samples per
+    second."""
 
     limited_by: str | None = None
-    """Of a prediction: the resource that is needed longest in a step."""
+    """The resource that a predicted step needs longest."""
 
     notes: list[str] | None = None
     """Fallbacks taken and anything emulated, in words."""
 
     @property
     def subject(self) -> str:
-        """What was run, in a word: the script, or the model."""
+        """Name of what was run: the script, or the model."""
         return str(self.script or self.model)

@@ -55,7 +55,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, experiment: spec.Experiment) -> "RunFolder":
-        """Make the folder with the question and the machine in it."""
+        """Create the folder with the question and the machine in it."""
         folder = cls(path)
         try:
             (path / "members").mkdir(parents=True, exist_ok=False)
@@ -90,7 +90,8 @@ class RunFolder:
             raise
 
     def _write_in_place(self, summary: Summary) -> None:
-        """On a full disk, still say how the run ended: a short summary fits where the first is."""
+        """Write a short summary, which fits where the first one is: a full disk must not hide how
+        the run ended."""
         short = msgspec.structs.replace(summary, members=[], notes=None, verdict=None)
         with contextlib.suppress(OSError), (self.path / "run.json").open("r+b") as file:
             file.write(msgspec.json.encode(short))
@@ -158,11 +159,11 @@ class RunFolder:
         return joined(self.all_steps(member), self.restarts())
 
     def all_steps(self, member: str) -> list[Step]:
-        """Those too that were undone."""
+        """Return all steps, also those that were undone."""
         return list(_lines(self.path / "members" / f"{member}.steps.jsonl", Step))
 
     def restarts(self) -> list[float]:
-        """When all members were started again."""
+        """Return when all members were started again."""
         return [event.time_seconds for event in self.events() if event.kind == RESTART]
 
     def series(self, member: str) -> list[Sample]:

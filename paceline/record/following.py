@@ -68,7 +68,7 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
             self._add("launcher", "failed", str(error))
 
     def _end_members(self, error: BaseException) -> None:
-        """Who was killed could not write that it no longer runs."""
+        """Mark the members that could not write that they no longer run."""
         for member in self._folder.members():
             if member.status == "running":
                 is_cause = isinstance(error, MemberError) and error.member == member.name
@@ -80,7 +80,7 @@ class recorded:  # noqa: N801 - reads as a word in a with statement
         self._folder.add_event(event)
 
     def _now(self) -> float:
-        """On the clock of the members' records: the tunnel's is slowed."""
+        """Return the time on the clock of the members' records: the tunnel's is slowed."""
         experiment = self._folder.experiment()
         dilation = experiment.cluster.dilation if experiment.engine == "tunnel" else 1.0
         return time.monotonic() / dilation
@@ -112,7 +112,7 @@ class StepCounter:
 
 
 def _with_last_words(error: MemberError) -> str:
-    """How a member ended, and the last line it printed: what an explanation starts with."""
+    """Return how a member ended and the last line it printed: an explanation starts with it."""
     if error.is_sentence:
         return str(error).splitlines()[0]
     said = next((line.strip() for line in reversed(error.last_lines) if line.strip()), "")

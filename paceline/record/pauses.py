@@ -1,4 +1,5 @@
-"""What belongs to no step: pauses that a member named, and those that only show in its times.
+"""Pauses, which belong to no step: those that a member named, and those that only show in its
+times.
 
 A worker that writes a checkpoint makes the others wait in their next exchange. That wait is the
 checkpoint's, not a slow worker's. And a script that stops to log or to evaluate leaves a step in
@@ -67,7 +68,7 @@ def _name_pauses(entries: Sequence[Step]) -> list[Step]:
 
 
 def _without_wait(entry: Step, longest: Mapping[str, float]) -> Step:
-    """What this worker waited because another one paused for longer is that pause's."""
+    """Charge what this worker waited, because another one paused for longer, to that pause."""
     wait = entry.breakdown_seconds.get("wait", 0.0)
     whole = sum(longest.values())
     shared = min(wait, whole - total(entry))

@@ -1,4 +1,4 @@
-"""What to say about a script that ran on several workers and did not share its work."""
+"""Sentences about a script that ran on several workers and did not share its work."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""How a run stands: what its files say, and whether the process that writes them still lives.
+"""The state of a run: what its files say, and whether the process that writes them is still alive.
 
 running       its launcher is there
 finished      every member ended well
@@ -26,7 +26,7 @@ class Launcher(Entry, kw_only=True, omit_defaults=False):
 
     pid: int
     start_ticks: int
-    """When it was started, in the kernel's ticks since then."""
+    """The moment when it was started, in the kernel's ticks since boot."""
 
 
 def this_process() -> Launcher:
@@ -37,7 +37,7 @@ def this_process() -> Launcher:
 
 
 def is_gone(launcher: Launcher) -> bool:
-    """Whether it has certainly ended; a process of another host may be there or not."""
+    """Return whether it has certainly ended; a process of another host may still exist."""
     if launcher.host != platform.node():
         return False
     return launcher.boot != _boot() or _start_ticks(launcher.pid) != launcher.start_ticks
@@ -50,7 +50,7 @@ def _boot() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """None where there is no such process, or only what is left for its parent to read."""
+    """Return None if there is no such process, or it has ended and its parent has not noticed."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""From the members' files to the figures of a run: throughput, step times, breakdown, loss.
+"""Figures of a run from the members' files: throughput, step times, breakdown, loss.
 
 A loss is the mean over the global batch. The first `warmup_steps` of every worker count for no
 figure but the losses.
@@ -169,7 +169,7 @@ def losses(
 
 
 def _reports(step: int, first_words: Sequence[int], last_words: Sequence[int]) -> int:
-    """How many workers report the loss of a step."""
+    """Return the number of workers that report the loss of a step."""
     return sum(first <= step for first in first_words) - sum(last < step for last in last_words)
 
 
@@ -234,7 +234,7 @@ def _rates(
 def _add_traffic(
     summary: Summary, folder: RunFolder, steps: Mapping[str, Sequence[Step]], warmup_steps: int
 ) -> None:
-    """What a measured step sends, over all members; absent unless all of them counted."""
+    """Return the bytes that a measured step sends over all members, if all counted them."""
     measured = {name: counted(entries, warmup_steps) for name, entries in steps.items()}
     mean_seconds = fmean(s.seconds for own in measured.values() for s in own)
     found = traffic.per_step(folder, summary.members, measured, mean_seconds)

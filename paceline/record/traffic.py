@@ -1,4 +1,5 @@
-"""What each member sent, received and used in one step, from its samples while steps were counted.
+"""Bytes that each member sent and received, and CPU time it used, in one step, from its samples
+while steps were counted.
 
 Samples are taken about once a second; between two of them counters are taken to grow evenly.
 """
@@ -13,7 +14,7 @@ from paceline.record.folder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class MemberTraffic:
-    """What one member's link carried, and what it used, in one step of a typical worker."""
+    """Traffic and CPU time of one member in one step of a typical worker."""
 
     bytes_sent: float
     bytes_received: float
@@ -22,13 +23,13 @@ class MemberTraffic:
     """CPU time it used in that while, with its child processes."""
 
     children_cpu_seconds: float = 0.0
-    """What of it its child processes used."""
+    """The part of it that its child processes used."""
 
     cpu_wait_seconds: float | None = None
-    """How long its threads were ready and had no core, added up."""
+    """Time that its threads were ready and had no core, added up."""
 
     machine_cpu_seconds: float | None = None
-    """CPU time that all of its machine used in that while."""
+    """CPU time that its whole machine used meanwhile."""
 
     @property
     def own_cpu_seconds(self) -> float | None:
@@ -80,7 +81,7 @@ class _Counts:
         self._times += [sample.time_seconds for sample in series]
 
     def until(self, end: float, counter: str) -> float | None:
-        """How much a counter grew up to `end`; fractions of a core become seconds."""
+        """Return how much a counter grew up to `end`; fractions of a core become seconds."""
         if all(getattr(sample, counter) is None for sample in self._series):
             return None
         totals = [0.0]

@@ -1,11 +1,11 @@
-"""Where the time of a run went from its start to its end, on one worker; nothing is left out."""
+"""Parts of the time of a run from its start to its end, on one worker; nothing is left out."""
 
 from collections.abc import Mapping, Sequence
 
 from paceline.record.entries import MemberRecord, Step
 
 Span = tuple[float, float]
-"""When a job began and ended, on worker 0's clock."""
+"""The beginning and end of a job, on worker 0's clock."""
 
 START_UP, FIRST_STEPS, STEPS, TEARDOWN = "start-up", "first steps", "steps", "teardown"
 

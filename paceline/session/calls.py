@@ -1,4 +1,4 @@
-"""What a script calls. `init` says who this process is; the rest speaks to its session."""
+"""The calls of a script. `init` says who this process is; the others use its session."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -92,12 +92,12 @@ def rank() -> int:
 
 
 def workers() -> int:
-    """How many workers began the job; one that is lost still counts."""
+    """Return the number of workers that began the job; one that failed still counts."""
     return current().workers
 
 
 def is_main() -> bool:
-    """Whether this worker does what is done once for all: printing, saving."""
+    """Return whether this worker does what is done once for all: printing, saving."""
     return current().participants.is_speaker
 
 

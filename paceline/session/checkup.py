@@ -52,7 +52,7 @@ def check(
 def listening_beside_store(
     identity: Identity,
 ) -> Iterator[tuple[Identity, socket.socket | None]]:
-    """For `paceline doctor` where the launcher keeps a store at the coordinator's port."""
+    """Listen for `paceline doctor` where the launcher keeps a store at the coordinator's port."""
     store = stores.open_store(identity)
     assert store is not None, "there are several members"
     with _listening(identity, store) as known:

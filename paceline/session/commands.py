@@ -1,4 +1,4 @@
-"""From an experiment to the command lines of its members. Starting them is `launch`'s work.
+"""Command lines of the members of an experiment. `launch` starts them.
 
 The tunnel makes its own identities (other hosts, other addresses) and uses the same commands.
 """
@@ -150,7 +150,7 @@ def ray_commands(
 
 
 def _python_path(own: bool) -> list[str]:
-    """Where a member looks for modules, beside what it finds by itself.
+    """Return the folders in which a member finds modules in addition to its own.
 
     It must find this Paceline. A built-in workload finds "module:function" names in the current
     folder too; a script finds what it would find without us, which is the folder it lies in.

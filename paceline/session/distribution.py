@@ -35,7 +35,7 @@ by then is not needed again."""
 
 
 class Distribution(TrainingContext):
-    """What one worker trains, and the architecture of each call of `distribute`."""
+    """The models that one worker trains, and the architecture of each call of `distribute`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Distribution(TrainingContext):
 
     @property
     def is_training(self) -> bool | None:
-        """Whether a distributed model is in training mode; None before there is one."""
+        """Return whether a distributed model is in training mode; None before there is one."""
         models = [trained.model for trained in self.trained]
         return any(model.training for model in models) if models else None
 
@@ -213,7 +213,7 @@ class Distribution(TrainingContext):
             raise SpecError("distribute", problem, fix)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """With several optimizers a step ends with the one that was distributed last."""
+        """End the step; with several optimizers the one that was distributed last ends it."""
         self._steps.clock.enter("other")
         if optimizer is not self._last_optimizer:
             return

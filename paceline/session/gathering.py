@@ -44,7 +44,7 @@ def leave(
 
 
 def pack(folder: RunFolder, member: str) -> str:
-    """What `member` has recorded, as text; empty where worker 0 sees it anyway."""
+    """Return the record of `member` as text; empty if worker 0 sees its files."""
     if not (folder.path / MARK).exists():
         return ""
     files = sorted((folder.path / "members").glob(f"{member}.*"))

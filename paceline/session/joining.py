@@ -1,4 +1,4 @@
-"""How a worker gets into a job that runs: what the job says of itself, and a number of its own.
+"""Joining a running job: the description of the job, and a number for the worker that joins.
 
 Weights and the step to start at come from the servers (`protocol/admission.py`). By then all that
 can be known is checked: a worker that has a place and fails is lost to the others.
@@ -28,7 +28,7 @@ WHERE = "--join"
 
 
 class JobDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What worker 0 leaves in the store for those who come later."""
+    """The facts that worker 0 leaves in the store for workers that join later."""
 
     architecture: spec.Architecture
     workers: int
@@ -74,7 +74,7 @@ def check(identity: Identity, script: spec.Script) -> None:
 
 
 def _own_script() -> str:
-    """What this process runs: the name of a module, or what a file holds."""
+    """Return what this process runs: the name of a module, or the digest of a file."""
     main = sys.modules["__main__"]
     module = getattr(main, "__spec__", None)
     if module is not None and module.name != "__main__":
@@ -141,7 +141,7 @@ def _unreached(there: str) -> str:
 
 
 def _look(store: Store, identity: Identity) -> JobDescription:
-    """What the job says of itself, once it has taken a step; SpecError where it is closed."""
+    """Return the job's description once it has taken a step; SpecError if no worker can join it."""
     job = msgspec.json.decode(
         _learn(store, identity, KEY), type=JobDescription, dec_hook=spec.decode_hook
     )

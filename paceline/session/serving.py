@@ -19,7 +19,7 @@ def announce(store: Store, number: int, what: bytes) -> None:
 
 
 class Serving:
-    """What this member serves, one after the other or side by side."""
+    """Serves the calls of `distribute` on this member, one after the other or side by side."""
 
     def __init__(self, options: spec.Architecture) -> None:
         self._options = options

@@ -116,7 +116,7 @@ class Session:
     def context(
         self, device: torch.device, number: int, gradient_use: GradientUse | None = None
     ) -> Context:
-        """What the architecture of the `number`th call of `distribute` may use."""
+        """Return the surroundings of the architecture of the `number`th call of `distribute`."""
         store = None if self.store is None else PrefixStore(f"distribute{number}", self.store)
         context = Context(
             identity=self.identity,

@@ -1,4 +1,4 @@
-"""How a process comes into its job, and out of it: the public `init`.
+"""Entering a job, and leaving it: the public `init`.
 
 It finds out who it is (a launcher says so in the environment), opens the job's store, and makes the
 one `Session` of this process. A server member serves here until the workers are done.

@@ -29,7 +29,7 @@ RECENT_STEPS = 20
 
 
 class StepRecord:
-    """What this worker measures of its steps, and the recorder that writes it."""
+    """Measures the steps of this worker, and has the recorder that writes them."""
 
     def __init__(
         self,

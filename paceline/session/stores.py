@@ -35,10 +35,11 @@ class JobStore(Store):
     def __init__(self, client: StoreClient, keeper: StoreKeeper | None, identity: Identity) -> None:
         super().__init__()
         self.keeper = keeper
-        """Where this process keeps the store."""
+        """The store that this process keeps, if any."""
 
         self.identity = identity
-        """Who asks; a worker that joins hears its number only when the store is open."""
+        """Identity of this member; a worker that joins learns its number only when the store is
+        open."""
 
         self._client = client
 
@@ -115,7 +116,7 @@ def open_store(identity: Identity) -> JobStore | None:
 
 
 def _listener(identity: Identity) -> socket.socket:
-    """Where worker 0 keeps the store: a socket it was given, or the coordinator's port."""
+    """Listen where worker 0 keeps the store: a socket it was given, or the coordinator's port."""
     if identity.coordinator_descriptor >= 0:
         return socket.socket(fileno=identity.coordinator_descriptor)
     address, _, port = identity.coordinator.rpartition(":")
@@ -212,7 +213,7 @@ def give_up(store: Store, identity: Identity) -> None:
 
 
 def agree(store: Store | None, identity: Identity, key: str, value: str | None) -> str:
-    """Worker 0's `value`, on every member."""
+    """Return worker 0's `value`, on every member."""
     if identity.index == 0:
         assert value is not None, "worker 0 brings the value"
         if store is not None:

@@ -1,4 +1,4 @@
-"""Where a member's time goes, and what the machine did for it; no torch."""
+"""Time, CPU, memory, bytes and packets of a member; no torch."""
 
 from paceline.telemetry.clock import EVALUATION, StepClock
 from paceline.telemetry.recorder import Recorder

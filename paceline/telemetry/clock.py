@@ -1,4 +1,4 @@
-"""Where a worker's wall time goes: each moment has one phase, so the parts sum to the step."""
+"""The clock of a step: each moment has one phase, so the parts sum to the step."""
 
 import time
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class StepClock:
 
     @property
     def has_ready(self) -> bool:
-        """Whether backward is on, and one of this step's gradients is ready."""
+        """Return whether backward is running and one of this step's gradients is ready."""
         return self._current() == "backward" and self._ready is not None
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Who had a core and who waited for one, from the kernel's scheduler.
+"""CPU time of threads, and time spent waiting for a core, from the kernel's scheduler.
 
 A thread that is ready to run and has no core is delayed, and the kernel adds that up. It is the one
 figure that tells a slow computation from a computation without a core.

@@ -1,5 +1,5 @@
-"""What has crossed an interface as a cable would count it, asked of the kernel's queues over
-rtnetlink.
+"""Bytes and packets that crossed an interface, counted as a cable would, from the kernel's queues
+over rtnetlink.
 
 /proc/net/dev counts one large (GSO) packet as one, without the headers of the segments it stands
 for; a queue counts segments. A namespace of the tunnel has a queue on both sides of its interface:
@@ -25,7 +25,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class QueueCount(NamedTuple):
-    """What one queue has passed on since it was made."""
+    """Bytes and packets that one queue has passed on since it was made."""
 
     bytes: int
     packets: int
@@ -33,7 +33,7 @@ class QueueCount(NamedTuple):
 
     @property
     def payload_bytes(self) -> int:
-        """What TCP delivered: the bytes without the headers of each packet."""
+        """Bytes that TCP delivered, without the headers of each packet."""
         return self.bytes - HEADER_BYTES * self.packets
 
 

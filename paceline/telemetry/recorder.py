@@ -1,4 +1,5 @@
-"""What one member writes while it runs: its steps, a sample per second, its own description.
+"""The record that one member writes while it runs: its steps, a sample per second, its own
+description.
 
 Steps are encoded when they end and written by the sampling thread, so the training thread never
 waits for a disk.
@@ -189,7 +190,8 @@ class Recorder:
         return sample
 
     def _cpu_seconds(self) -> tuple[float, float]:
-        """Of this process alone, and of all that it started, whether they run or have ended."""
+        """Return the CPU seconds of this process alone, and of all that it started, running or
+        ended."""
         times = self._process.cpu_times()
         ended = times.children_user + times.children_system
         own = float(times.user + times.system)

@@ -1,4 +1,4 @@
-"""What one member can see of itself, without talking to anybody and without loading torch."""
+"""Facts that one member finds out about itself, without messages and without loading torch."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Requirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job asks of the machines."""
+    """Requirements of the job on its machines."""
 
     shared_memory_bytes: int = 256 * 2**20
     """Per host. A container's own /dev/shm has 64 MiB."""
@@ -29,12 +29,12 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One member's own view."""
+    """Facts of one member."""
 
     member: str
     host: str
     address: str
-    """Where it says the others can reach it."""
+    """Address at which the others can reach it, by its own account."""
 
     interface: str
     interface_why: str
@@ -62,10 +62,10 @@ class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
     """First and last port that the kernel hands out by itself."""
 
     missing_rights: tuple[str, ...]
-    """What the tunnel would need and this process lacks."""
+    """Privileges that the tunnel needs and this process lacks."""
 
     container_engines: tuple[str, ...]
-    """Those asked for that can start containers here."""
+    """Container engines that were asked for and can start containers here."""
 
 
 def gather(

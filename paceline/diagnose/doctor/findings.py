@@ -28,7 +28,7 @@ SLOW_LINK_FRACTION = 0.2
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong: its cause and its fix."""
+    """One problem with its cause and its fix."""
 
     kind: str
     severity: Literal["error", "warning", "note"]

@@ -51,7 +51,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     round_trip_seconds: float | None = None
     clock_offset_seconds: float | None = None
-    """How far the target's clock is ahead."""
+    """Seconds that the target's clock is ahead."""
 
     bandwidth_bits_per_second: float | None = None
 

@@ -1,1 +1,1 @@
-"""A worker's part of every batch of a script's data loader."""
+"""The part of a worker in every batch of a script's data loader."""

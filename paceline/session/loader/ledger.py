@@ -27,12 +27,12 @@ class _Handed:
     loader: int
     scale: float
     gradients: int
-    """How many gradients had come before it."""
+    """Number of gradients that had come before it."""
 
     in_training_mode: bool
     is_trained_on: bool = False
     is_over: bool = False
-    """Its pass has ended, and the script went on behind it."""
+    """The pass has ended and the script has continued after it."""
 
 
 class Ledger:
@@ -55,7 +55,7 @@ class Ledger:
 
     @property
     def is_training(self) -> bool | None:
-        """Whether a distributed model is in training mode; None before there is one."""
+        """Return whether a distributed model is in training mode; None before there is one."""
         return self._distribution.is_training
 
     def look(self) -> None:
@@ -134,7 +134,7 @@ def _replayed() -> SpecError:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What was in force when a pass began."""
+    """The state when a pass began."""
 
     handed: _Handed | None
     is_spent: bool
@@ -142,7 +142,7 @@ class _Before:
 
 @dataclass(slots=True)
 class Use:
-    """What a script does with a loader's batches, as far as it is known."""
+    """Use of a loader's batches by the script, as far as it is known."""
 
     number: int
     trains: bool | None = None
@@ -150,7 +150,7 @@ class Use:
 
 
 class Pass(Iterator[Any]):
-    """One pass over a sharded loader, as the script iterates it."""
+    """Iterates one pass over a sharded loader for the script."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Pass(Iterator[Any]):
                 return portion.batch
 
     def _hand_over(self, portion: Portion) -> bool:
-        """Whether the script gets this portion: a stand-in is only for training."""
+        """Return whether the script gets this portion: a stand-in is only for training."""
         if not torch.is_grad_enabled():
             if not self._source.is_even:
                 self._ledger.show()
@@ -211,8 +211,9 @@ class Pass(Iterator[Any]):
         return True
 
     def _is_cycled(self) -> bool:
-        """Whether itertools.cycle holds this pass. Only the first of a loader is looked at: it
-        takes milliseconds, and saves a script from training for a pass before it is refused."""
+        """Return whether itertools.cycle holds this pass. Only the first pass of a loader is looked
+        at: it takes milliseconds, and saves a script from training for a pass before it is refused.
+        """
         return any(isinstance(holder, itertools.cycle) for holder in gc.get_referrers(self))
 
     def _look_back(self) -> None:
@@ -230,7 +231,7 @@ class Pass(Iterator[Any]):
             raise SpecError("shard", problem, fix)
 
     def _trains(self) -> bool:
-        """Whether the script trains on this pass, by what it did so far."""
+        """Return whether the script trains on this pass, judging by what it did so far."""
         if self._is_trained_on:
             return True
         if self._has_handed:

@@ -26,7 +26,7 @@ from paceline.session.participants import Participants
 from paceline.session.shared_values import SharedValues
 
 Group = list[list[Any]]
-"""What a step is made of: one list of indices, or one for each worker."""
+"""The indices of a step: one list, or one for each worker."""
 
 
 class Drawn(NamedTuple):
@@ -67,7 +67,7 @@ class Order:
         self._seed, self._epoch, self._last_seed = seed, 0, 0
         self._passes = 0
         self._begins: Position | None = None
-        """Where one who joined does."""
+        """The position at which a worker begins that joined."""
         if seed is not None and self._shuffler is None and not self._is_fixed:
             drawn_by = type(source if sampler is None else sampler).__name__
             fix = f"leave out seed, and seed {drawn_by} itself."
@@ -81,7 +81,7 @@ class Order:
         self._epoch = epoch
 
     def groups(self) -> Iterator[Drawn]:
-        """One pass; the pass begins when the first group is asked for.
+        """Yield the groups of one pass; the pass begins when the first group is asked for.
 
         One who joined leaves out what the others had done before.
         """
@@ -126,8 +126,10 @@ class Order:
     def _generator(
         self, sampler: RandomSampler, key: str, epoch: int, *, is_past: bool
     ) -> torch.Generator:
-        """What the pass is drawn with, at the state it has on worker 0. `is_past`: the pass began
-        before this worker joined."""
+        """Return the generator of a pass, at the state it has on worker 0.
+
+        `is_past`: the pass began before this worker joined.
+        """
         if self._seed is not None:
             return torch.Generator().manual_seed(self._seed + epoch)
         if sampler.generator is not None:

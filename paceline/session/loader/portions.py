@@ -20,7 +20,7 @@ from paceline.session.participants import Participants
 
 
 class Portion(NamedTuple):
-    """One worker's part of one batch; where it has none, `own` is 0 and the batch a stand-in."""
+    """The part of one worker in one batch; if it has none, `own` is 0 and the batch a stand-in."""
 
     batch: Any
     own: int
@@ -42,7 +42,7 @@ class Portions(Protocol):
 
     @property
     def is_even(self) -> bool:
-        """Whether all workers are known to have equal parts of all batches."""
+        """Return whether all workers are known to have equal parts of all batches."""
 
     def __len__(self) -> int:
         """Batches in one pass."""
@@ -71,14 +71,14 @@ def gradient_scale(global_batch: int, shares: Sequence[float], rank: int) -> flo
 
 
 def own_size(total: int, shares: Sequence[float], participants: Participants) -> int:
-    """How many samples of a full batch are this worker's."""
+    """Return how many samples of a full batch are this worker's."""
     there, place = division(shares, participants)
     part = split(total, there)[place]
     return int(part.stop - part.start)
 
 
 def are_equal(total: int, rest: int, shares: Sequence[float]) -> bool:
-    """Whether batches of `total`, and a last one of `rest`, divide into equal parts."""
+    """Return whether batches of `total`, and a last one of `rest`, divide into equal parts."""
     return len(set(shares)) == 1 and total % len(shares) == 0 and rest % len(shares) == 0
 
 
@@ -201,7 +201,7 @@ class _Draw(Iterator[list[Any]]):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the next batch was divided among others than those who are there."""
+        """Return whether the next batch was divided among other workers than share now."""
         if not self._taken:
             problem = "another pass over a loader with persistent_workers began before this ended."
             raise SpecError(
@@ -227,7 +227,7 @@ class _Draw(Iterator[list[Any]]):
 
 
 class _Reading(Iterator[Portion]):
-    """One pass over a loader with indices."""
+    """Iterates one pass over a loader with indices."""
 
     def __init__(self, reader: DataLoader[Any], draw: _Draw, portions: IndexPortions) -> None:
         self._reader, self._draw, self._portions = reader, draw, portions

@@ -203,8 +203,8 @@ def _check(loader: Any, batch: str) -> None:
 
 
 def _cannot_be_entered(loader: DataLoader[Any], number: int) -> str:
-    """What one who joins cannot go on inside; empty for the one loader that is trained on, where
-    it finds the place of the others."""
+    """Return why a joining worker cannot continue inside this loader; empty for the one loader that
+    is trained on, where it finds the place of the others."""
     if number > 1:
         return "a second loader"
     plain = type(loader.batch_sampler) is BatchSampler
@@ -216,7 +216,7 @@ def _cannot_be_entered(loader: DataLoader[Any], number: int) -> str:
 
 
 def _refuse_joined(session: Session, what: str) -> None:
-    """Nobody joins a script that shards this; one who has must not train."""
+    """Let no worker join a script that shards this; a worker that joined already must not train."""
     session.join_obstacle.close(f"the job's script shards {what}")
     if session.participants.has_joined:
         problem = f"this worker joined a job that ran, and cannot go on inside {what}."
@@ -225,7 +225,7 @@ def _refuse_joined(session: Session, what: str) -> None:
 
 
 def _count(samples: Any) -> int | None:
-    """How many there are, where it is known."""
+    """Return how many there are, or None."""
     try:
         return len(samples)
     except TypeError:
@@ -256,7 +256,7 @@ def _compare(session: Session, name: str, own: str) -> None:
 
 
 def _describe(loader: DataLoader[Any], batch: str) -> str:
-    """What must be alike on every worker, in words."""
+    """Return in words what must be the same on every worker."""
     dataset, chosen = loader.dataset, ""
     while isinstance(dataset, Subset):
         number = crc32(repr(list(dataset.indices)).encode())

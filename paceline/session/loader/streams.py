@@ -22,11 +22,11 @@ from paceline.session.participants import Participants
 from paceline.session.shared_values import SharedValues
 
 MARKED_SAMPLES = 8
-"""So many samples of a pass are compared between workers."""
+"""Number of samples of a pass that workers compare."""
 
 
 class _Cut(NamedTuple):
-    """What a reading process makes of a batch of the stream."""
+    """The result of a reading process for one batch of the stream."""
 
     portion: Portion
     mark: int
@@ -124,7 +124,7 @@ class ReadyPortions:
         return -(-batches // self._participants.workers) if self._deal else batches
 
     def __iter__(self) -> Iterator[Any]:
-        """As a sampler: every index, on every worker."""
+        """Yield every index, on every worker, as a sampler does."""
         assert self._order is not None, "a stream has no indices"
         for _, ((index,),) in self._order.groups():
             yield index
@@ -160,7 +160,7 @@ class ReadyPortions:
 
 
 def size_of(batch: Any) -> int:
-    """How many samples a ready-made batch has: the first dimension of all its tensors."""
+    """Return the samples of a ready-made batch: the first dimension of all its tensors."""
     sizes = {len(leaf) for leaf in _leaves(batch) if _has_samples(leaf)}
     if len(sizes) != 1 or 0 in sizes:
         found = f"first dimensions {sorted(sizes)}" if sizes else "no tensor in it"

@@ -1,1 +1,1 @@
-"""What is recorded of a script's steps: losses, phases, the movement of its weights."""
+"""Observers of a script's steps: losses, phases, the movement of its weights."""

@@ -24,11 +24,11 @@ PAUSED = "paused: "
 """Stands before the name of a pause, in place of a phase."""
 
 Mark = tuple[str, torch.cuda.Event]
-"""A phase, and the moment in the stream at which it began."""
+"""The name of a phase, and the moment in the stream at which it began."""
 
 
 class _Marks:
-    """What one step left in the stream."""
+    """Events that one step left in the stream."""
 
     def __init__(self, begins: Mark) -> None:
         self.passages = [begins]
@@ -149,7 +149,7 @@ class DeviceClock(StepClock):
 
 
 def _pause_of(phase: str) -> str:
-    """What a passage into `phase` pauses for; empty for a phase of a step."""
+    """Return what a passage into `phase` pauses for; empty for a phase of a step."""
     return phase if phase == EVALUATION else phase.partition(PAUSED)[2]
 
 

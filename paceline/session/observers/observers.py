@@ -57,7 +57,7 @@ class Observers:
         return loss, seen
 
     def counters(self, script: dict[str, int]) -> dict[str, object]:
-        """What the record of this worker gets at its end, with these counts of the `script`."""
+        """Return the counters of this worker for the record, with these counts of the `script`."""
         found: dict[str, object] = {"script": {**script, "losses_seen": self._seen_loss.count}}
         return {**found, "reach": self.reach.counts} if self.reach.counts else found
 
@@ -68,5 +68,5 @@ class Observers:
             yield
 
     def is_own(self, hook: object) -> bool:
-        """Whether a hook on a weight is one of theirs."""
+        """Return whether a hook on a weight belongs to an observer."""
         return hook in (self.nonfinite.look, self.reach.look_before)

@@ -63,7 +63,7 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.passes: list[Passes] = []
-        """One for each model that is distributed."""
+        """Passes of each model that is distributed."""
 
         self._trained = self._handed = 0
 

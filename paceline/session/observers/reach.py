@@ -1,4 +1,4 @@
-"""How far training reaches into a model: what is frozen, what gets no gradient, what does not move.
+"""Reach of training into a model: what is frozen, what gets no gradient, what does not move.
 
 A graph that is cut (`detach`, `no_grad`, a tensor made anew), gradients that are clipped to nothing
 or never cleared train something else than was meant, and say nothing. Looked at in the first two
@@ -16,7 +16,7 @@ from paceline.autograd.trained import Trained
 
 LOOKED_STEPS = 2
 MOVED_STEPS = 60
-"""After so many steps weights must have moved."""
+"""Number of steps after which weights must have moved."""
 
 SAMPLED = 1024
 """Elements of each tensor that are watched for moving."""

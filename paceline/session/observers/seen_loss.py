@@ -22,7 +22,7 @@ FACTORS = ("MulBackward0", "DivBackward0")
 
 
 class SeenLoss:
-    """Of one worker's current step."""
+    """The loss of one worker's current step."""
 
     def __init__(self) -> None:
         self._values: list[Tensor] = []
@@ -34,7 +34,8 @@ class SeenLoss:
 
     @staticmethod
     def is_wanted(folder: RunFolder | None) -> bool:
-        """What a script's backward passes start from; a built-in workload reports its loss."""
+        """Return whether to look at what a script's backward passes start from; a built-in workload
+        reports its loss."""
         return folder is not None and folder.experiment().workload.script is not None
 
     def forget(self) -> None:
