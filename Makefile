@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow simulate soak check format docs clean
+.PHONY: demo test test-all fuzz simulate soak check format docs clean
 
 # The stamp is newer than what it was made from, so an edited pin installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -19,15 +19,24 @@ demo: $(VENV)/.installed
 	$(BIN)/paceline demo
 
 # Of thousands of tests of real processes one in a run may meet a race: up to three get a second
-# try, and what they failed of is shown (docs/decisions/0170).
+# try, and what they failed of is shown (docs/decisions/0170). Two tests run at a time: most wait for
+# processes that they have started.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow" --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow
+# The quick tests and the slow ones: what continuous integration runs.
+test-all: $(VENV)/.installed-dev
+	$(PYTEST)
 
-# Jobs on a virtual clock with everything going wrong; a failing seed is shrunk and shown.
-SEEDS ?= 0:20000
+# Property tests with examples drawn at random; a failing one is printed as code for a named test.
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile fuzz
+
+# Jobs on a virtual clock with everything going wrong, from a random seed on; a failing one is shrunk
+# and shown. `make simulate SEEDS=0:1000` draws the same schedules every time.
+SEEDS ?= 20000
 simulate: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 

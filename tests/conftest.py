@@ -17,11 +17,13 @@ NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest and torch (on the first use of an optimizer) set themselves."""
 
 
-# Examples are not timed, as no test is: one that waits for a core for 200 ms is not wrong.
+# Examples are not timed, as no test is: one that waits for a core for 200 ms is not wrong. They are
+# the same in every run, so that a fresh machine never fails by chance; `make fuzz` draws others.
 settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-settings.load_profile("untimed")
+settings.register_profile("fuzz", settings.get_profile("same"), derandomize=False, print_blob=True)
+settings.load_profile("same")
 
 
 def pytest_configure() -> None:

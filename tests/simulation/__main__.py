@@ -1,12 +1,14 @@
 """`python -m tests.simulation --seeds 0:1000`: simulate seeds; a failing one is shrunk and shown.
 
-`make simulate SEEDS=0:1000000` is the long form. `--replay JSON` runs one schedule again. With
-`--views` the seeds are of jobs without servers, which change their views.
+`make simulate` draws 20,000 from a random seed on, `make simulate SEEDS=0:1000000` what it says.
+`--replay JSON` runs one schedule again. With `--views` the seeds are of jobs without servers, which
+change their views.
 """
 
 import argparse
 import multiprocessing
 import os
+import random
 import sys
 import time
 import traceback
@@ -28,9 +30,22 @@ def show(schedule: Schedule) -> None:
     print(msgspec.json.encode(schedule).decode())
 
 
+def seeds_of(text: str) -> range:
+    """Read FROM:TO, or N: that many from a random seed on."""
+    first, colon, last = text.partition(":")
+    if colon:
+        return range(int(first), int(last))
+    start = random.randrange(10**9)
+    return range(start, start + int(first))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0:1000", help="from:to, the last not included")
+    parser.add_argument(
+        "--seeds",
+        default="0:1000",
+        help="FROM:TO, the last not included; or N, from a random seed on",
+    )
     parser.add_argument("--replay", help="a schedule as JSON")
     parser.add_argument("--views", action="store_true", help="jobs without servers")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
@@ -38,8 +53,8 @@ def main() -> int:
     if asked.replay:
         show(msgspec.json.decode(asked.replay, type=Schedule))
         return 0
-    first, _, last = asked.seeds.partition(":")
-    seeds, began = range(int(first), int(last)), time.monotonic()
+    seeds, began = seeds_of(asked.seeds), time.monotonic()
+    print(f"seeds {seeds.start}:{seeds.stop}", file=sys.stderr)
     found: list[int] = []
     core_seconds = 0.0
     run = timed_views if asked.views else timed

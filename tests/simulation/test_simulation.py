@@ -1,6 +1,6 @@
 """A thousand schedules hold every invariant, and each invariant catches a machine that breaks it.
 
-`make simulate SEEDS=0:1000000` is the long form.
+`make simulate` draws others at random; a seed that fails becomes a case of `FOUND`.
 """
 
 import subprocess
