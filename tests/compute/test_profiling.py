@@ -1,17 +1,11 @@
 """Layers of a model: found in order, counted by operations, timed so that the parts sum up."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from paceline import models
 from paceline.compute import profiling
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-import estimate_profiles
+from tests.support.shipped import count_operations
 
 FORWARD_GIGA_OPERATIONS = {"alexnet": 1.43, "vgg16": 31.0, "resnet50": 8.2, "resnet152": 23.1}
 """Two per multiply-add, as everybody counts them; normalisation adds a little."""
@@ -21,9 +15,7 @@ FORWARD_GIGA_OPERATIONS = {"alexnet": 1.43, "vgg16": 31.0, "resnet50": 8.2, "res
 def test_operations_are_the_known_ones(name):
     described = models.info(name)
     with torch.device("meta"):
-        found = estimate_profiles.count_operations(
-            models.build(name), torch.empty(1, *described.input_shape)
-        )
+        found = count_operations(models.build(name), torch.empty(1, *described.input_shape))
     giga = sum(layer.operations for layer in found) / 1e9
     assert giga == pytest.approx(FORWARD_GIGA_OPERATIONS[name], rel=0.03)
 
