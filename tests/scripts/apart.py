@@ -17,7 +17,7 @@ from tests.scripts.harness import (
 
 @script(
     everywhere="refused: worker1 ended after 8 steps",
-    modes="trains",
+    modes="drifts",
     averaging="refused: every worker must take the same number of steps",
 )
 def ends_early():
@@ -32,7 +32,7 @@ def ends_early():
 
 @script(
     everywhere="refused: worker1 ended after 9 steps",
-    modes="trains",
+    modes="drifts",
     averaging="refused: every worker must take the same number of steps",
 )
 def skips_alone():

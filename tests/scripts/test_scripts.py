@@ -7,7 +7,8 @@ expected of a script, by architecture:
     alike           every worker has the same result
     trains          after `settle` all workers have the same weights, which have moved about as
                     far from the start as the plain script's: the mode promises no more
-    drifts          the same of a script that updates some weights itself, on each worker its own
+    drifts          as far, but each worker ends with weights of its own: it takes other steps, or
+                    updates some weights itself
     refused: WORDS  a PacelineError whose sentence has these words
 """
 
