@@ -186,10 +186,13 @@ class Views:
         self.changes += 1
         return view
 
-    def finish(self, progress: Progress, serve: Callable[[View], None]) -> tuple[int, ...]:
+    def finish(
+        self, progress: Progress, serve: Callable[[View], None], *, leaves: bool = False
+    ) -> tuple[int, ...]:
         """Called when this worker has nothing left to do; returns when no worker has, with those
-        that failed since the newest view. `serve` is called with each view that comes meanwhile."""
-        self._report(progress, is_done=True)
+        that failed since the newest view. `serve` is called with each view that comes meanwhile.
+        One that `leaves` does not wait for the others."""
+        self._report(progress, is_done=True, leaves=leaves)
         while True:
             # Others may still evaluate or save for as long as they like.
             self._wait(lambda: bool(self._views) or self._machine.end is not None, None)
@@ -215,7 +218,7 @@ class Views:
             if not self._has_ended:
                 self._mailbox.wake()
 
-    def _report(self, progress: Progress, *, is_done: bool = False) -> None:
+    def _report(self, progress: Progress, *, is_done: bool = False, leaves: bool = False) -> None:
         position = Position(
             self._identity.rank,
             exchanges=self.exchanges,
@@ -227,6 +230,7 @@ class Views:
             next_step=progress.next_step,
             entry_step=-(-progress.next_step // self.entry_every) * self.entry_every,
             is_done=is_done,
+            leaves=leaves,
         )
         self._tell(position)
 

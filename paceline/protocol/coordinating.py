@@ -26,10 +26,12 @@ class Coordinator:
         """Those of the change under way, and of participants that are done."""
         self._failed: set[int] = set()
         """Participants of the view that have failed."""
+        self._leaving: set[int] = set()
+        """Participants that are done, and whose others may not be."""
         self._stateless: set[int] = set()
         """Participants that have joined and have not received the state."""
         self._asked: frozenset[int] | None = None
-        """The failed participants of the change under way; None while there is none."""
+        """The participants without whom the change under way goes on; None while there is none."""
         self._why = ""
         self._dismissed: set[int] = set()
 
@@ -74,6 +76,8 @@ class Coordinator:
             self._stateless.discard(worker)
         if position.view == self.number or position.is_done:
             self._positions[worker] = position
+        if position.leaves:
+            self._leaving.add(worker)
 
     def _lose(self, worker: int | None) -> None:
         if worker is None:
@@ -91,7 +95,7 @@ class Coordinator:
             return self._dismiss({*self.remaining, *self._candidates}, self._why)
         if self.view is None:
             return self._begin() if self._initial <= self._candidates.keys() else []
-        if self._candidates and self._done:
+        if self._candidates and self._done - self._leaving:
             return self._dismiss(self._candidates, "")
         if self._must_ask():
             return self._ask()
@@ -119,16 +123,20 @@ class Coordinator:
         return tuple(self._hosts[worker] for worker in workers)
 
     def _must_ask(self) -> bool:
-        if self._failed - (self._asked or frozenset()):
+        if self._gone - (self._asked or frozenset()):
             return True
         return bool(self._candidates) and not self._stateless and self._asked is None
 
+    @property
+    def _gone(self) -> frozenset[int]:
+        return frozenset(self._failed | self._leaving)
+
     def _ask(self) -> list[Action]:
         self.number += 1
-        self._asked = frozenset(self._failed)
+        self._asked = self._gone
         done = self._done
         self._positions = {w: p for w, p in self._positions.items() if w in done}
-        change = Change(self.number, tuple(sorted(self._failed)))
+        change = Change(self.number, tuple(sorted(self._asked)))
         return [Send(f"worker{worker}", change) for worker in self.remaining if worker not in done]
 
     def _announce(self) -> list[Action]:
@@ -142,19 +150,23 @@ class Coordinator:
             names = " and ".join(f"worker{worker}" for worker in sorted(self._failed))
             self._why = f"{names} failed, and the others cannot continue: {why}."
             return self._derive()
-        if self._failed:
+        if self._gone:
             at_work = tuple(sorted(self._failed - self._done))
-            view = after_failure(self.view, self.number, at_work, active)
+            view = without(self.view, self.number, at_work, self._leaving, active)
         else:
             view = with_joined(self.number, sorted(self._candidates), active)
         self._stateless = set(view.joined)
         self._failed, self._asked = set(), None
-        self._positions = {one.worker: one for one in active if one.is_done}
+        self._leaving.difference_update(view.left)
+        self._positions = {
+            one.worker: one for one in active if one.is_done and one.worker in view.participants
+        }
         return self._tell(msgspec.structs.replace(view, hosts=self._admit(view.participants)))
 
     def _tell(self, view: View) -> list[Action]:
         self.view = view
-        return [Send(f"worker{worker}", view) for worker in view.participants]
+        told = [Send(f"worker{worker}", view) for worker in view.participants]
+        return [*told, *self._dismiss(view.left, "")]
 
 
 def why_not(positions: Sequence[Position]) -> str:
@@ -173,28 +185,40 @@ def why_not(positions: Sequence[Position]) -> str:
     return ""
 
 
-def after_failure(
-    before: View, number: int, failed: tuple[int, ...], positions: Sequence[Position]
+def without(
+    before: View,
+    number: int,
+    failed: tuple[int, ...],
+    leaving: Collection[int],
+    positions: Sequence[Position],
 ) -> View:
-    """The view of those that reported these positions, in order of rank."""
+    """The view of those that reported these positions, in order of rank.
+
+    A participant that leaves does so once no other one lacks its last result: else it is in this
+    view too, and leaves by the next one.
+    """
     newest = max(one.exchanges for one in positions)
     sources = [one for one in positions if one.exchanges == newest and one.keeps]
     source = sources[0] if sources else positions[0]
     present = sum(one.weight for one in positions)
     samples = sum(one.samples for one in positions)
     share = len(before.participants) / present - 1 if present > 0 else 0.0
+    behind = tuple(one.worker for one in positions if one.exchanges < newest)
+    left = () if behind else tuple(sorted(leaving))
+    staying = [one for one in positions if one.worker not in left]
     return View(
         number,
-        participants=tuple(one.worker for one in positions),
+        participants=tuple(one.worker for one in staying),
         hosts=(),
         redo=True,
         failed=failed,
+        left=left,
         first_step=max(one.next_step for one in positions),
         step=max(one.step for one in positions),
         source=source.worker,
-        behind=tuple(one.worker for one in positions if one.exchanges < newest),
+        behind=behind,
         summed=source.summed,
-        done=tuple(one.worker for one in positions if one.is_done),
+        done=tuple(one.worker for one in staying if one.is_done and one.worker not in leaving),
         unseen=max(0, round(samples * share)),
     )
 

@@ -65,6 +65,9 @@ class Position(Message, frozen=True, array_like=True, tag=True, gc=False):
     is_done: bool = False
     """It has nothing left to do, and stays for those that may need its last result."""
 
+    leaves: bool = False
+    """It is done, and the others may have more to do, which they do without it."""
+
 
 class GiveUp(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A worker ends because of an error that concerns all of them."""
@@ -78,7 +81,7 @@ class Change(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     view: int
     failed: tuple[int, ...] = ()
-    """Participants that have failed. Without any, an exchange under way goes on to its end."""
+    """Participants that have failed or left. Without any, an exchange under way ends as usual."""
 
 
 class View(Message, frozen=True, array_like=True, tag=True):
@@ -94,6 +97,9 @@ class View(Message, frozen=True, array_like=True, tag=True):
 
     failed: tuple[int, ...] = ()
     """Participants of the view before that failed while they had work to do."""
+
+    left: tuple[int, ...] = ()
+    """Participants of the view before that have left."""
 
     joined: tuple[int, ...] = ()
     first_step: int = 0

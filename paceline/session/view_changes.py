@@ -189,6 +189,10 @@ class ViewChanges(MembershipContext):
         else:
             unseen = view.unseen
             what += f"; {unseen} samples were not seen"
+        for rank in view.left:
+            text = f"worker{rank} takes part in no step from {view.step} on"
+            text = f"{text}; {unseen} of its samples were not seen" if unseen else text
+            self._steps.note(text, "warning" if unseen else "note")
         for rank in view.failed:
             self._tell(rank, view.step, what, unseen)
             unseen = 0  # they are those of all that were lost together
@@ -290,7 +294,8 @@ class ViewChanges(MembershipContext):
             hand_over(context(), views, view, ())
 
         try:
-            lost = views.finish(self._distribution.progress(), serve)
+            leaves = self._participants.has_joined
+            lost = views.finish(self._distribution.progress(), serve, leaves=leaves)
         except PacelineError as error:
             return error
         finally:

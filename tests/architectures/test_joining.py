@@ -120,6 +120,20 @@ def test_a_worker_joins_without_servers_too(tmp_path, architecture, alone):
     check_joined(folder, printed, alone)
 
 
+def test_without_servers_one_who_joined_may_leave_too(tmp_path):
+    more = ("--on-loss", "continue")
+    folder, printed = train_and_join(tmp_path, "ring", *more, servers=0, GUEST="10")
+    assert parts(printed) == [4] * 10
+    first, second = (log(folder, f"worker{rank}") for rank in range(2))
+    joined, shared = parts(first).index(4), parts(first).count(4)
+    assert 10 <= shared <= 11, "one batch may have been divided with it"
+    assert parts(first) == [6] * joined + [4] * shared + [6] * (STEPS - joined - shared)
+    assert weights(first) == weights(second)
+    texts = [event.text for event in folder.events()]
+    told = f"worker2 takes part in no step from {joined + 10} on"
+    assert any(text.startswith(told) for text in texts), texts
+
+
 def check_joined(folder, printed, alone):
     """Thirds of each batch from one step on, and the weights that one worker makes of it."""
     own, first = parts(printed), parts(log(folder, "worker0"))

@@ -85,6 +85,27 @@ class CountsStrangers(Coordinator):
             self._failed.add(worker)
 
 
+class ForgetsWhoLeaves(Coordinator):
+    """Invariant: nothing waits for a participant that is done before the others."""
+
+    def _take(self, position):
+        super()._take(msgspec.structs.replace(position, leaves=False))
+
+
+class LetsLeaveAtOnce(Coordinator):
+    """Invariant: one result of each exchange; a participant leaves with one that others lack."""
+
+    def _tell(self, view):
+        leaving = tuple(w for w in view.participants if w in self._leaving)
+        if leaving:
+            staying = tuple(w for w in view.participants if w not in leaving)
+            behind = tuple(w for w in view.behind if w in staying)
+            view = msgspec.structs.replace(view, participants=staying, behind=behind, left=leaving)
+            view = msgspec.structs.replace(view, hosts=("",) * len(staying))
+            self._leaving.clear()
+        return super()._tell(view)
+
+
 class LeavesCandidatesWaiting(Coordinator):
     """Invariant: a job that is over ends the workers that would join it."""
 
@@ -113,6 +134,8 @@ MUTANTS = [
     LetsInAStepEarlier,
     LetsInBeforeTheLastHasItsState,
     CountsStrangers,
+    ForgetsWhoLeaves,
+    LetsLeaveAtOnce,
     LeavesCandidatesWaiting,
     GoesOnAloneWithoutTheCoordinator,
     ReportsWhereItWas,

@@ -7,6 +7,8 @@ that remain must have the same result for each exchange, and each exchange once.
 
 import random
 
+import msgspec
+
 from paceline.protocol.actions import Lost
 from paceline.protocol.coordinating import Coordinator
 from paceline.protocol.views import (
@@ -30,6 +32,8 @@ class Worker:
         self.is_inside = self.is_done = self.has_state = False
         self.behind_of = None
         """The view whose source gives it the result that it lacks."""
+        self.stays = STEPS
+        """It leaves after this step, if others have more to do or not."""
 
     @property
     def step(self):
@@ -72,6 +76,8 @@ class World:
 
     def add(self, rank, *, joins):
         self.workers[rank] = Worker(rank, self.make(rank, f"host{rank % 2}"), joins=joins)
+        if joins and self.chance.random() < 0.4:
+            self.workers[rank].stays = self.chance.randint(1, STEPS)
         self.alive.add(rank)
         self.send(rank, COORDINATOR, self.workers[rank].machine.enroll())
 
@@ -160,7 +166,7 @@ class World:
         elif worker.is_inside:
             if self.entered[worker.group, worker.step] >= set(worker.group):
                 yield self.end_exchange, worker, worker.group
-        elif worker.step < STEPS:
+        elif worker.step < worker.stays and not worker.is_done:
             yield self.enter, worker
         elif not worker.is_done:
             yield self.finish, worker
@@ -241,7 +247,7 @@ class World:
     def finish(self, worker):
         worker.is_done = True
         done = Position(worker.rank, exchanges=worker.step, is_done=True, step=worker.step)
-        self.tell(worker, done)
+        self.tell(worker, msgspec.structs.replace(done, leaves=worker.joins))
 
     def deliver(self, source, to):
         message = self.queues[source, to].pop(0)
@@ -280,7 +286,11 @@ class World:
             stateless = "no participant with the model's state remains"
             others = [why for why in ends if why and stateless not in why]
             assert not others, others
-        finished = {rank for rank in self.alive if self.workers[rank].is_done}
+        finished = {
+            rank
+            for rank in self.alive
+            if self.workers[rank].is_done and self.workers[rank].stays == STEPS
+        }
         for rank in self.alive:
             worker = self.workers[rank]
             if not (worker.machine.end.why or worker.joins):
