@@ -5,8 +5,10 @@ A packet on the wire is
     length of the head (4 bytes) | head: sizes of the payloads, messages (msgpack) | payloads
 """
 
+import fcntl
 import socket
 import struct
+import termios
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -229,3 +231,11 @@ def tune(line: socket.socket, other: str) -> None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BYTES)
     else:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+
+
+def unacknowledged(line: socket.socket) -> int:
+    """Return how many bytes the kernel still has to bring to the other end; 0 within one host."""
+    if line.family == socket.AF_UNIX or line.fileno() < 0:
+        return 0
+    queued: int = struct.unpack("i", fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)))[0]
+    return queued

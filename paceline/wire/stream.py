@@ -21,7 +21,14 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ExchangeError
-from paceline.wire.connection import CONNECT_SECONDS, LENGTH, Stream, accepted, connected
+from paceline.wire.connection import (
+    CONNECT_SECONDS,
+    LENGTH,
+    Stream,
+    accepted,
+    connected,
+    unacknowledged,
+)
 from paceline.wire.handshake import HELLO_BYTES, Callee, Caller, Lobby
 from paceline.wire.keys import JobKey
 from paceline.wire.mailbox import LINGER_SECONDS, Mailbox, Packet, T
@@ -31,6 +38,9 @@ _TURN_BYTES = 8 << 20
 
 _AGAIN_SECONDS = 0.1
 """Until one that was not let in calls again, and until one without room for a line looks again."""
+
+_DRAIN_SECONDS = 0.005
+"""Between two looks whether the kernel has sent all."""
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -104,6 +114,10 @@ class StreamMailbox(Mailbox[T]):
                     stream.unsent.clear()
                 elif stream.open:
                     waiting.modify(descriptor, select.POLLOUT)
+        # A socket that is closed with unread bytes takes back what it still has to send.
+        lines = [stream.line for stream in self._streams.values() if stream.open]
+        while any(map(unacknowledged, lines)) and time.monotonic() < end:
+            time.sleep(_DRAIN_SECONDS)
         for stream in list(self._streams.values()):
             self._drop(stream)
         if self._listener is not None:

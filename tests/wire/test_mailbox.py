@@ -292,6 +292,23 @@ def test_a_worker_that_is_gone_is_lost_behind_all_that_it_had_sent(pair):
     assert receive(server)[0].peer == "worker0", "it has not gone"
 
 
+def test_bytes_that_a_leaving_worker_has_not_read_take_nothing_back_that_it_sent():
+    """The kernel drops what it has still to send when a socket is closed with unread bytes."""
+    server, worker, _ = connected("tcp")
+    pushes = [Push(worker=0, chunk=number, step=0, version=0) for number in range(400)]
+    for push in pushes:
+        worker.send("server0", [push], [bytes(100_000)])
+    server.receive(0.1)
+    server.reply("worker0", [Answer(0, 1)], [b"weights" * 1000])
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    packets = receive_until_lost(server)
+    closing.join()
+    server.close()
+    assert len(packets) >= len(pushes) - 20, "the first were received before"
+    assert packets[-1].messages == [pushes[-1]]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_last_words_of_a_server_are_heard_before_it_is_lost(way):
     """Also by a worker that has so much to send that it notices first that nobody takes it."""
