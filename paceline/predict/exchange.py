@@ -347,10 +347,11 @@ class Job:
         fewest = min(len(device.step_ends) for device in self._devices)
         if fewest >= self._most_steps:
             return True
-        if not self._together or self._ahead_steps or fewest < WARMUP_STEPS + 2:
+        if self._ahead_steps or fewest < WARMUP_STEPS + 2:
             return False
-        first, second = (b - a for a, b in pairwise(self._devices[0].step_ends[-3:]))
-        return abs(first - second) < SETTLED * second
+        # Workers that wait for all are in step; others must each have come to a pace of their own.
+        asked = self._devices[:1] if self._together else self._devices
+        return all(_repeats(device.step_ends) for device in asked)
 
     def step_seconds(self, of: HostClass | None = None) -> float:
         """Of the typical worker, of all or of one class; in step, the same for all."""
@@ -383,3 +384,9 @@ class Job:
         found = {kind: seconds / steps for kind, seconds in self._roads.busy_seconds().items()}
         serving = [self._job.members[member].busy_seconds for member in self._seat_members]
         return found | {"work of servers": max(serving) / steps}
+
+
+def _repeats(ends: Sequence[float]) -> bool:
+    """The last step took as long as the one before."""
+    first, second = (b - a for a, b in pairwise(ends[-3:]))
+    return abs(first - second) < SETTLED * second

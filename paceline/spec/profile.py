@@ -5,6 +5,7 @@ The tunnel's emulated accelerators and the predictor live on these files. `measu
 operations. A profile knows one device, never several.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -111,6 +112,7 @@ def find_profile(device: str, model: str, precision: str = "float32") -> DeviceP
     raise SpecError(where, problem, f"choose one of {has}, or measure it with `paceline profile`.")
 
 
+@cache
 def shipped_devices() -> dict[str, set[str]]:
     """Every shipped device with its models, as "resnet50" or "resnet50 (bfloat16)"."""
     devices: dict[str, set[str]] = {}
