@@ -26,7 +26,7 @@ import predict as pairs
 from pages import put
 
 from paceline import spec
-from paceline.predict.advice import advise, candidates, trains_like_single
+from paceline.predict.advice import advise, candidates
 from paceline.predict.answer import simulate
 
 SETTINGS: dict[str, tuple[str, str, int]] = {
@@ -103,7 +103,7 @@ def kept(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 members = pair.cluster.workers + pair.num_servers
                 same = (pair.workload.model, pair.cluster.link, members) == (model, link, hosts)
                 plain = all(h.slowdown == 1 and h.workers < 2 for h in pair.cluster.hosts)
-                if same and plain and trains_like_single(pair.architecture):
+                if same and plain and pair.architecture.exclusive:
                     rate = pairs.BATCH * pair.cluster.workers / statistics.median(runs)
                     found.setdefault(name, {}).setdefault(label_of(pair), rate)
     return found
@@ -128,7 +128,7 @@ def asked(name: str, steps: int) -> spec.Experiment:
 def grid(name: str, steps: int) -> list[spec.Experiment]:
     """All on the hosts of the setting that trains like one worker and may be the best."""
     everything = candidates(asked(name, steps), SETTINGS[name][2])
-    alike = [e for e in everything if trains_like_single(e.architecture)]
+    alike = [e for e in everything if e.architecture.exclusive]
     found = sorted(((simulate(e).samples_per_second, e) for e in alike), key=lambda pair: -pair[0])
     least = min(LEAST * found[0][0], found[FEWEST - 1][0])
     return [e for rate, e in found if rate >= least]

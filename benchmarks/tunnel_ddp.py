@@ -3,6 +3,7 @@
 Started as a worker of a tunnel; only who it is and where its steps are recorded come from Paceline.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline import spec
-from paceline.collectives.group import join, leave
+from paceline.collectives.group import interface_of
 from paceline.compute.emulated import model_for
 from paceline.record import RunFolder
 from paceline.session.session import Session
@@ -27,7 +28,16 @@ def main() -> None:
     described = spec.replace(experiment, workload=spec.Workload(model=model_name))
     emulated = model_for(described, session.identity.name)
     assert emulated is not None, "this benchmark emulates its devices"
-    join(session.context(torch.device("cpu")), "gloo")
+    # gloo would otherwise choose the interface by resolving the name of the machine.
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(session.identity.address) or ""
+    store = session.context(torch.device("cpu")).store
+    assert store is not None, "the workers of this benchmark meet at a store"
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("ddp", store),
+        rank=session.rank,
+        world_size=session.workers,
+    )
     model = DistributedDataParallel(emulated, gradient_as_bucket_view=True)
     inputs, targets = torch.zeros(batch, 1), torch.zeros(batch, dtype=torch.long)
     clock = session.clock
@@ -39,7 +49,7 @@ def main() -> None:
         loss.backward()
         session.recorder.add_step(clock.end_step(step, batch))
     dist.barrier()
-    leave()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
