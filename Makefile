@@ -20,15 +20,18 @@ demo: $(VENV)/.installed
 
 # Of thousands of tests of real processes one in a run may meet a race: up to three get a second
 # try, and what they failed of is shown (docs/decisions/0170). Two tests run at a time: most wait for
-# processes that they have started.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+# processes that they have started. Those that look at what the machine does run alone, after them.
+PYTEST := $(BIN)/python -m pytest --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+TWO := -n 2 --dist worksteal
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(TWO) -m "not slow and not quiet"
+	$(PYTEST) -m "quiet and not slow"
 
 # The quick tests and the slow ones: what continuous integration runs.
 test-all: $(VENV)/.installed-dev
-	$(PYTEST)
+	$(PYTEST) $(TWO) -m "not quiet"
+	$(PYTEST) -m quiet
 
 # Property tests with examples drawn at random; a failing one is printed as code for a named test.
 fuzz: $(VENV)/.installed-dev

@@ -48,8 +48,8 @@ def learn_digits(session, folder, slow_worker):
     ("text", "servers"),
     [
         ("mode=async,placement=colocated", 0),
-        ("mode=bounded,staleness=2", 1),
-        ("mode=quorum,quorum=3,placement=colocated", 0),
+        pytest.param("mode=bounded,staleness=2", 1, marks=pytest.mark.slow),
+        pytest.param("mode=quorum,quorum=3,placement=colocated", 0, marks=pytest.mark.slow),
         pytest.param("mode=async,transport=tcp", 1, marks=pytest.mark.slow),
     ],
 )

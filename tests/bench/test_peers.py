@@ -48,7 +48,9 @@ def single(tmp_path):
     ("name", "model", "workers"),
     [
         ("ddp", "tutorial-cnn", 2),
-        pytest.param("tensorflow-single", "tutorial-cnn", 1, marks=needs_tensorflow),
+        pytest.param(
+            "tensorflow-single", "tutorial-cnn", 1, marks=[needs_tensorflow, pytest.mark.slow]
+        ),
         pytest.param(
             "tensorflow-single", "cifar10-dnn", 1, marks=[needs_tensorflow, pytest.mark.slow]
         ),

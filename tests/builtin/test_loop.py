@@ -65,6 +65,7 @@ def test_samples_that_fill_no_batch_are_told(tmp_path):
     assert " samples fill no batch of 60 and are left out of each epoch" in note
 
 
+@pytest.mark.slow
 def test_worker_0_may_read_for_all(tmp_path):
     ring = {**SMALL, "architecture": spec.Ring(), "workers": 2}
     each = curve(run(tmp_path, "each", **ring))
@@ -109,10 +110,14 @@ def test_a_member_that_fails_is_shown_and_leaves_a_readable_record(tmp_path):
 @pytest.mark.parametrize(
     ("model", "data", "folder", "epochs", "batch", "rate", "least"),
     [
-        ("mnist-dnn", "mnist", "mnist", 4.0, 128, 0.005, 0.97),
+        pytest.param(
+            *("mnist-dnn", "mnist", "mnist", 4.0, 128, 0.005, 0.97), marks=pytest.mark.slow
+        ),
         ("adult-dnn", "adult", "a9a", 2.0, 64, 0.002, 0.84),
         # logistic regression reaches 64.5 %
-        ("higgs-dnn", "higgs", "higgs-subset", 8.0, 256, 0.03, 0.68),
+        pytest.param(
+            *("higgs-dnn", "higgs", "higgs-subset", 8.0, 256, 0.03, 0.68), marks=pytest.mark.slow
+        ),
         pytest.param(
             *("cifar10-cnn", "cifar10", "cifar-10-subset", 2.0, 50, 0.001, 0.35),
             marks=pytest.mark.slow,

@@ -32,9 +32,9 @@ ARCHITECTURES = {
 }
 SYNCHRONOUS = ("ring", "server:placement=colocated", "server")
 FAST = {
-    *((c.name, "server:placement=colocated") for c in CLIENTS if c not in (MNIST, NANOGPT)),
     ("mnist", "ring"),
-    ("mnist", "server:mode=async"),
+    ("word_language_model", "server:placement=colocated"),
+    ("dcgan", "server:placement=colocated"),
 }
 """Clients and architectures that run always; the rest with `slow`."""
 

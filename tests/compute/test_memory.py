@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.quiet
+
 PROGRAM = """
 import resource, sys, torch
 from paceline.compute.memory import keep_freed_memory

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 A, B = "10.77.0.1", "10.77.0.2"
 PORT = "29511"
 TRAIN = ["train", "--model", "mnist-dnn", "--data", "synthetic", "--global-batch", "16"]
@@ -20,6 +22,7 @@ def places() -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_healthy_hosts_train_without_a_shared_file_system(hosts: Any, tmp_path: Path) -> None:
     # Each host has its own files at /mnt, in a mount namespace that ends with it.
     own_files = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /mnt && exec "$@"', "sh"]

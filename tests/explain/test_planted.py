@@ -15,6 +15,8 @@ from paceline.record import open_folder
 from paceline.tunnel.namespaces import missing_rights
 from tests.support.toy_device import write_toy_device
 
+pytestmark = pytest.mark.quiet
+
 SLOW_INPUT = """
 import time
 import torch
@@ -64,6 +66,7 @@ def named(found):
     return [cause.name for cause in found.causes]
 
 
+@pytest.mark.slow
 @pytest.mark.tunnel
 def test_a_healthy_run(device, tmp_path):
     # Slowed four times, so that a busy machine's own delays do not look like a run's.
@@ -89,6 +92,7 @@ def test_a_slow_worker(device, tmp_path):
     assert found.late.factor == pytest.approx(2, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.tunnel
 def test_one_overloaded_server(device, tmp_path):
     found = run_in_tunnel(
@@ -98,6 +102,7 @@ def test_one_overloaded_server(device, tmp_path):
     assert found.resources[0].name == "link of server0"
 
 
+@pytest.mark.slow
 def test_too_small_a_batch(tmp_path):
     tables = {
         "architecture": "ring",
@@ -135,6 +140,7 @@ def run_here(path, workload, **fields):
     return engines.run(spec.from_tables(tables, "test"), path)
 
 
+@pytest.mark.slow
 def test_a_real_loss_that_is_no_number(tmp_path):
     rate = {"optimizer": {"learning_rate": 1e6}, "model": "tutorial-cnn", "steps": 8}
     run = run_here(tmp_path / "run", rate)
@@ -143,6 +149,7 @@ def test_a_real_loss_that_is_no_number(tmp_path):
     assert math.isnan(run.summary().loss.last)
 
 
+@pytest.mark.slow
 def test_real_checkpoints_are_in_the_wall_time_and_in_no_step(tmp_path):
     run = run_here(tmp_path / "run", {"checkpoint_every": 2})
     wall = run.summary().wall_seconds
@@ -189,6 +196,7 @@ for step, (inputs, targets) in enumerate(paceline.shard(torch.utils.data.DataLoa
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_evaluates_and_then_fails(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PAUSES)

@@ -6,6 +6,8 @@ import pytest
 from paceline import engines, spec
 from paceline.explain import explain
 
+pytestmark = pytest.mark.quiet
+
 
 def predicted(path, change=None, **cluster):
     tables = {

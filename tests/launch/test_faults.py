@@ -41,7 +41,7 @@ def asked(architecture, faults=(), servers=0, restarts=0, **workload):
     ("architecture", "servers", "member"),
     [
         ("ring", 0, "worker1"),
-        ("server", 1, "server0"),
+        pytest.param("server", 1, "server0", marks=pytest.mark.slow),
         pytest.param("server:placement=colocated", 0, "worker0", marks=pytest.mark.slow),
     ],
 )
@@ -87,6 +87,7 @@ def test_a_run_that_fails_every_time_fails(tmp_path):
     assert len(RunFolder(tmp_path / "run").restarts()) == 1
 
 
+@pytest.mark.slow
 def test_a_complete_run_that_is_started_again_ends(tmp_path, monkeypatch):
     def twice(folder, allowed, life, **options):
         life()

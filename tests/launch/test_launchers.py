@@ -64,13 +64,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(local(), tmp_path_factory.mktemp("local") / "job")
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_same_loss_curve(name: str, reference: list[float], tmp_path: Path) -> None:
     assert len(reference) == 6
     assert len(set(reference)) > 1
     assert losses(LAUNCHERS[name](), tmp_path / "job") == pytest.approx(reference, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_same_loss_curve_on_ray(ray_cluster: str, reference: list[float], tmp_path: Path) -> None:
     line = [*local(), "--launcher", "ray"]
     assert losses(line, tmp_path / "job") == pytest.approx(reference, rel=1e-6)

@@ -93,7 +93,10 @@ def test_same_seed_gives_the_same_weights(name):
     assert not all(map(torch.equal, start(), other))
 
 
-@pytest.mark.parametrize("name", ["tutorial-cnn", "mnist-cnn", "mnist-dnn", "gpt-small"])
+@pytest.mark.parametrize(
+    "name",
+    ["tutorial-cnn", "mnist-cnn", "mnist-dnn", pytest.param("gpt-small", marks=pytest.mark.slow)],
+)
 def test_a_few_steps_learn_one_batch_by_heart(name):
     torch.manual_seed(0)
     entry, model = models.info(name), models.build(name)

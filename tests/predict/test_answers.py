@@ -66,6 +66,7 @@ def test_a_predicted_run_is_a_run_like_any_other(tmp_path):
     assert summary.bytes_per_step == pytest.approx(99 / 24 * fewer.bytes_per_step), "of all"
 
 
+@pytest.mark.slow
 def test_workers_that_update_or_clip_wait_behind_backward():
     """All weights come after all gradients where servers hold a step back: a link full both ways
     in turn. Where workers update no layer's forward pass hides the last means."""
@@ -244,6 +245,7 @@ def test_advice_on_the_hosts_of_a_file_takes_them_as_written(tmp_path, capsys):
 MIXED = [{"count": 2}, {"count": 2, "device": "v100"}]
 
 
+@pytest.mark.slow
 def test_advice_leaves_out_hosts_that_hold_the_others_up():
     devices = advise(asked(link="10gbit", hosts=MIXED), 4).ranked
     assert (devices[0].workers, devices[0].left_out) == (2, "2 of k80, 10gbit")

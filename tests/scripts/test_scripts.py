@@ -59,16 +59,16 @@ DEDICATED = Place("server", servers=1)
 ASYNC = Place("server:mode=async", servers=1)
 AVERAGE = Place("average:every=1")
 EVERYWHERE = (RING, COLOCATED)
-"""Every script runs on these; on AVERAGE too where it is as good as alone."""
+"""Every script runs on these."""
 
 IN_TURN = (
-    (DEDICATED, Place("server:placement=colocated,transport=tcp"), Place("hybrid")),
-    (ASYNC, Place("average:every=4"), Place("server:mode=bounded,placement=colocated")),
+    *(DEDICATED, Place("server:placement=colocated,transport=tcp"), Place("hybrid")),
+    *(ASYNC, Place("average:every=4"), Place("server:mode=bounded,placement=colocated")),
+    *(AVERAGE, Place("server:mode=quorum,quorum=1", servers=1)),
+    *(Place("ring", 4), Place("server:placement=colocated", 4), Place("server", 4, 2)),
 )
-"""Of each of these a script runs on one, chosen by its name; on all of them with `slow`."""
+"""A script runs on one of these, chosen by its name; on all of them with `slow`."""
 
-FOUR_WORKERS = (Place("ring", 4), Place("server:placement=colocated", 4), Place("server", 4, 2))
-QUORUM = Place("server:mode=quorum,quorum=1", servers=1)
 ROWS = {
     *("calls_forward", "calls_encode", "training_step", "scales_gradients", "ema_by_hand"),
     *("averaged_model", "clamps_weights", "weight_surgery", "unfreezes_later", "adds_group"),
@@ -79,18 +79,8 @@ ROWS = {
 
 
 def places(script: str) -> list[Any]:
-    number = zlib.crc32(script.encode())
-    first, second = (group[number % len(group)] for group in IN_TURN)
-    chosen = {*EVERYWHERE, first}
-    if expected(script, second) != "trains" or number % 4 == 0:
-        chosen.add(second)
-    every = [*EVERYWHERE, AVERAGE, *IN_TURN[0], *IN_TURN[1], *FOUR_WORKERS, QUORUM]
-    if number % 8 == 0:
-        chosen.add(FOUR_WORKERS[number // 8 % len(FOUR_WORKERS)])
-    if expected(script, AVERAGE) != "trains":
-        chosen.add(AVERAGE)
-    if script in ROWS:
-        chosen.update(IN_TURN[0], IN_TURN[1])
+    number, every = zlib.crc32(script.encode()), [*EVERYWHERE, *IN_TURN]
+    chosen = set(every) if script in ROWS else {*EVERYWHERE, IN_TURN[number % len(IN_TURN)]}
     return [
         pytest.param(script, place, id=f"{script}-{place}", marks=_marks(place in chosen, script))
         for place in every

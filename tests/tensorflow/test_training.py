@@ -178,5 +178,6 @@ def test_what_no_assignment_tells_is_seen_in_the_weights(how):
     assert "weights have become different" in said[0]
 
 
+@pytest.mark.slow
 def test_what_all_workers_change_alike_is_theirs_to_change():
     assert run_members(member("change_alone"), "all", workers=2) == ["", ""]

@@ -15,7 +15,7 @@ from paceline.telemetry.queues import HEADER_BYTES
 from paceline.tunnel.namespaces import list_ours, sweep
 from tests.support.toy_device import GRADIENT_BYTES, write_toy_device
 
-pytestmark = pytest.mark.tunnel
+pytestmark = [pytest.mark.tunnel, pytest.mark.quiet]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from paceline.bench import drill
 from tests.support.toy_device import write_toy_device
 from tests.tunnel.test_engine import experiment
 
-pytestmark = pytest.mark.tunnel
+pytestmark = [pytest.mark.tunnel, pytest.mark.quiet]
 
 STEPS = 50
 """Of 0.1 to 0.3 s: some seconds are left for a launcher that is slow to notice the tenth."""

@@ -13,7 +13,7 @@ from paceline.tunnel.hosts import HostPlan, Tunnel
 from paceline.tunnel.namespaces import call_in
 from paceline.tunnel.verify import measure_links
 
-pytestmark = pytest.mark.tunnel
+pytestmark = [pytest.mark.tunnel, pytest.mark.quiet]
 
 FAST, SLOW = parse_link("400mbit", "test"), parse_link("100mbit", "test")
 

@@ -17,7 +17,7 @@ from paceline.tunnel import namespaces
 from paceline.tunnel.hosts import HostPlan, Tunnel
 from paceline.tunnel.namespaces import call_in, ip, list_ours, sweep
 
-pytestmark = pytest.mark.tunnel
+pytestmark = [pytest.mark.tunnel, pytest.mark.quiet]
 
 LINK = parse_link("100mbit", "test")
 BUILDS_AND_WAITS = """
