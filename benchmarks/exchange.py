@@ -30,7 +30,7 @@ from paceline import spec
 from paceline.architectures.hybrid.host_sums import HostCollective
 from paceline.collectives.context import Context
 from paceline.collectives.notes import Meeting
-from paceline.compute.memory import keep_freed_memory
+from paceline.compute.freed_memory import keep_freed_memory
 from paceline.launch import Identity
 from paceline.launch.local import share_cores
 from paceline.protocol.actions import Ready

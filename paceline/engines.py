@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline import spec
-from paceline.diagnose.watching import watch
+from paceline.diagnose.supervision import watch
 from paceline.errors import SpecError, suggest
-from paceline.launch import Output, check_container, inside, joining, mpirun, reserve
+from paceline.launch import Output, check_container, inside, invitation, mpirun, reserve
 from paceline.launch.failures import check_on_loss
 from paceline.launch.faults import Faults, check_faults
 from paceline.launch.restarts import live
@@ -130,7 +130,7 @@ def here(
                         newcomers=() if container else newcomer_commands(experiment, folder),
                     )
                 finally:
-                    joining.withdraw(folder.path)
+                    invitation.withdraw(folder.path)
 
     with recorded(folder):
         live(folder, experiment.cluster.restarts, life, again=faults.new_life)

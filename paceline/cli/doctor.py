@@ -75,10 +75,10 @@ def _examine(
     import msgspec
 
     from paceline.diagnose import doctor
-    from paceline.launch import Identity, hosts, identify, meet
+    from paceline.launch import Identity, host_list, identify, meet
 
     if asked_hosts:
-        identity = hosts.from_hosts(asked_hosts, port, os.environ)
+        identity = host_list.from_hosts(asked_hosts, port, os.environ)
     else:
         identity = identify(os.environ)
     if identity.launcher == "none" and workers > 1:

@@ -18,7 +18,7 @@ from paceline.cli import console
 from paceline.cli.streams import MemberStreams
 from paceline.errors import MemberError, MissingError, SpecError, suggest
 from paceline.explain import conclude
-from paceline.launch import Identity, identify, joining, parse_container
+from paceline.launch import Identity, identify, invitation, parse_container
 from paceline.launch.failures import check_on_loss
 from paceline.launch.identity import ON_LOSS, TORCH_VARIABLES
 from paceline.predict.advice import choose
@@ -261,8 +261,8 @@ def join(experiment: spec.Experiment, target: str, given: Sequence[str]) -> NoRe
     script = experiment.workload.script
     assert script is not None, "this experiment is a script"
     check_script(script)
-    told = joining.to_environment(joining.read_invitation(target, os.environ))
-    newcomer = joining.identify(told)
+    told = invitation.to_environment(invitation.read_invitation(target, os.environ))
+    newcomer = invitation.identify(told)
     assert newcomer is not None, "it was invited"
     check_joins(newcomer, script)
     foreign = (*TORCH_VARIABLES, "PACELINE_MEMBER")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 import psutil
 
-from paceline.diagnose import stacks
-from paceline.diagnose.causes import likely_cause
+from paceline.diagnose import thread_stacks
 from paceline.diagnose.connections import own_addresses, unheard
+from paceline.diagnose.stall_causes import likely_cause
 from paceline.record import RecordedEvent, RunFolder
 from paceline.record.following import StepCounter
 
@@ -199,7 +199,7 @@ class Stalls:
         usual = max(worker.usual for worker in self._workers.values())
         text = f"no step for {seconds:.0f} s, where one takes {usual:.2g} s: {text}"
         answering = {n: p for n, p in alive.items() if self._state(n) != psutil.STATUS_STOPPED}
-        found = stacks.ask(self._folder.path, answering)
+        found = thread_stacks.ask(self._folder.path, answering)
         ends = {name: unheard(process) for name, process in alive.items()}
         owners = {where: name for name in alive for where in own_addresses(alive[name])}
         cause = likely_cause(steps, found, ends, owners)
@@ -211,7 +211,7 @@ class Stalls:
         self._folder.add_event(event)
         lines = [f"  {name} is in {stack.words}" for name, stack in sorted(found.items())]
         if lines:
-            lines.append(f"  whole stacks: {stacks.path_of(self._folder.path, '*')}")
+            lines.append(f"  whole stacks: {thread_stacks.path_of(self._folder.path, '*')}")
         self._say("\n".join((text, *lines)))
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from paceline.launch import joining, kubernetes, mpirun, slurm, torchrun
+from paceline.launch import invitation, kubernetes, mpirun, slurm, torchrun
 from paceline.launch.identity import Identity, from_paceline
 
 LAUNCHERS: dict[str, Callable[[Mapping[str, str]], Identity | None]] = {
     "paceline": from_paceline,
-    "join": joining.identify,
+    "join": invitation.identify,
     "torchrun": torchrun.identify,
     "mpirun": mpirun.identify,
     "kubernetes": kubernetes.identify,

@@ -35,9 +35,9 @@ from paceline.record.entries import (
     Step,
     Summary,
 )
+from paceline.record.liveness import Launcher, is_gone, this_process
 from paceline.record.lives import RESTART, joined
 from paceline.record.machine import describe
-from paceline.record.state import Launcher, is_gone, this_process
 
 FORMAT_VERSION = 2
 """1: a script's run had a model, data and a batch that nobody had named."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from paceline import architectures, spec
-from paceline.launch import Identity, MemberCommand, joining, share_cores, to_environment
+from paceline.launch import Identity, MemberCommand, invitation, share_cores, to_environment
 from paceline.launch.identity import TORCH_VARIABLES
 from paceline.launch.ray import Placed
 from paceline.record import RunFolder
@@ -110,7 +110,7 @@ def local_commands(
     threads = experiment.cluster.threads or each
     identities = local_identities(experiment, folder, coordinator, reserved)
     if len(identities) > 1:
-        joining.invite(folder.path, identities[0])
+        invitation.invite(folder.path, identities[0])
     return [
         command(
             identity,
@@ -130,7 +130,7 @@ def newcomer_commands(experiment: spec.Experiment, folder: RunFolder) -> Iterato
     if not (kind.takes_newcomers and (kind.is_served or cluster.goes_on)):
         return
     for number in range(cluster.restarts):
-        told = joining.to_environment(joining.read_invitation(str(folder.path), {}))
+        told = invitation.to_environment(invitation.read_invitation(str(folder.path), {}))
         one = Identity(index=0, workers=cluster.workers, run=str(folder.path.absolute()))
         plain = command(one, experiment, threads=cluster.threads or 1)
         environment = {n: v for n, v in plain.environment.items() if n != "PACELINE_MEMBER"}

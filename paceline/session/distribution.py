@@ -22,7 +22,7 @@ from paceline.autograd.scaling import ScaledGradients
 from paceline.autograd.trained import Trained
 from paceline.collectives.context import AfterBackward, TrainingContext
 from paceline.collectives.views import Progress
-from paceline.compute.memory import return_freed_memory
+from paceline.compute.freed_memory import return_freed_memory
 from paceline.errors import PacelineError, SpecError
 from paceline.served.swapping import follow_swaps
 from paceline.session.observers.passes import Passes, Timed

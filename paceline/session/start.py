@@ -13,8 +13,8 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from paceline import architectures, spec
-from paceline.compute.memory import keep_freed_memory
-from paceline.diagnose import stacks
+from paceline.compute.freed_memory import keep_freed_memory
+from paceline.diagnose import thread_stacks
 from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.launch.failures import check_survives
@@ -58,7 +58,7 @@ def start(
     global _session
     keep_freed_memory()
     if folder is not None:
-        stacks.answer(folder.path, identity.name)
+        thread_stacks.answer(folder.path, identity.name)
     options = _resolve(asked, identity)
     if identity.goes_on:
         check_survives(options)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline import spec
-from paceline.diagnose.watching import watch
+from paceline.diagnose.supervision import watch
 from paceline.errors import SpecError
 from paceline.launch import Identity, MemberCommand, Output, reserve
 from paceline.launch.faults import Faults, check_faults

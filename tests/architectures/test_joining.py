@@ -17,9 +17,9 @@ from paceline import spec
 from paceline.architectures.server.synchronous import SynchronousServer
 from paceline.autograd.trained import Trained
 from paceline.errors import SpecError
-from paceline.launch import Identity, joining
+from paceline.launch import Identity, invitation
 from paceline.record import RunFolder
-from paceline.record.state import this_process
+from paceline.record.liveness import this_process
 from paceline.session import stores
 from paceline.session.join_obstacle import KEY, UNDIVIDED
 from paceline.session.joining import announce, check, join
@@ -70,7 +70,7 @@ def train_and_join(tmp_path, architecture, *more, servers=1, end=ended, **enviro
     )
     job = run(*command, *asked, *more, *script, **environment)
     try:
-        while not (folder / joining.FILE).exists():
+        while not (folder / invitation.FILE).exists():
             assert job.poll() is None, job.stderr.read()
             time.sleep(0.05)
         newcomer = run(*command, "--join", str(folder), *script, **environment)
@@ -83,7 +83,7 @@ def train_and_join(tmp_path, architecture, *more, servers=1, end=ended, **enviro
     finally:
         job.kill()
         job.communicate()
-    assert not (folder / joining.FILE).exists()
+    assert not (folder / invitation.FILE).exists()
     return RunFolder(folder), printed
 
 
@@ -252,7 +252,7 @@ def opened():
             store = stack.enter_context(contextlib.closing(stores.open_store(worker0)))
             with as_program():
                 announce(store, worker0, spec.parse_architecture(architecture))
-            return store, joining.identify({joining.VARIABLE: where, "PACELINE_KEY": key})
+            return store, invitation.identify({invitation.VARIABLE: where, "PACELINE_KEY": key})
 
         yield open_job
 
@@ -313,7 +313,7 @@ def test_where_nobody_listens_that_is_said_within_seconds():
         where = f"127.0.0.1:{door.getsockname()[1]}"
     began = time.monotonic()
     with pytest.raises(SpecError, match=f"nobody answers at {where}"):
-        look(joining.identify({joining.VARIABLE: where, "PACELINE_KEY": "any"}))
+        look(invitation.identify({invitation.VARIABLE: where, "PACELINE_KEY": "any"}))
     assert time.monotonic() - began < 10.0
 
 
@@ -344,7 +344,7 @@ def test_a_script_with_batches_of_its_own_is_not_joined_and_goes_on(tmp_path):
     asked = ("-n", "2", "--servers", "1", "--architecture", "server", "--out", str(folder))
     job = run(*command, *asked, str(script))
     try:
-        while not (folder / joining.FILE).exists():
+        while not (folder / invitation.FILE).exists():
             assert job.poll() is None, job.stderr.read()
             time.sleep(0.05)
         newcomer = run(*command, "--join", str(folder), str(script))
@@ -361,23 +361,23 @@ def test_a_script_with_batches_of_its_own_is_not_joined_and_goes_on(tmp_path):
 
 
 def test_an_invitation_is_for_this_user_only(tmp_path):
-    joining.invite(tmp_path, Identity(coordinator="127.0.0.1:1", key="secret"))
-    assert (tmp_path / joining.FILE).stat().st_mode & 0o777 == 0o600
-    assert joining.read_invitation(str(tmp_path), {}).key == "secret"
-    joining.withdraw(tmp_path)
+    invitation.invite(tmp_path, Identity(coordinator="127.0.0.1:1", key="secret"))
+    assert (tmp_path / invitation.FILE).stat().st_mode & 0o777 == 0o600
+    assert invitation.read_invitation(str(tmp_path), {}).key == "secret"
+    invitation.withdraw(tmp_path)
     with pytest.raises(SpecError, match="no job runs in"):
-        joining.read_invitation(str(tmp_path), {})
+        invitation.read_invitation(str(tmp_path), {})
     for text in ("nowhere", "localhost:99999", "localhost:0", ":80"):
         with pytest.raises(SpecError, match="neither a run folder nor an address"):
-            joining.read_invitation(text, {})
+            invitation.read_invitation(text, {})
 
 
 def test_the_invitation_of_a_killed_launcher_is_void(tmp_path):
-    joining.invite(tmp_path, Identity(coordinator="127.0.0.1:1", key="secret"))
+    invitation.invite(tmp_path, Identity(coordinator="127.0.0.1:1", key="secret"))
     mine = this_process()
     (tmp_path / "launcher.json").write_bytes(msgspec.json.encode(mine))
-    assert joining.read_invitation(str(tmp_path), {}).key == "secret"
+    assert invitation.read_invitation(str(tmp_path), {}).key == "secret"
     gone = msgspec.structs.replace(mine, start_ticks=mine.start_ticks + 1)
     (tmp_path / "launcher.json").write_bytes(msgspec.json.encode(gone))
     with pytest.raises(SpecError, match="was killed, and nobody answers"):
-        joining.read_invitation(str(tmp_path), {})
+        invitation.read_invitation(str(tmp_path), {})

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.quiet
 
 PROGRAM = """
 import resource, sys, torch
-from paceline.compute.memory import keep_freed_memory
+from paceline.compute.freed_memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():
@@ -39,7 +39,7 @@ def test_memory_once_used_costs_no_more_page_faults():
 
 RETURNING = """
 import psutil, torch
-from paceline.compute.memory import keep_freed_memory, return_freed_memory
+from paceline.compute.freed_memory import keep_freed_memory, return_freed_memory
 keep_freed_memory()
 kept = []
 for _ in range(40):  # what is freed lies between what is not: there is no top to trim

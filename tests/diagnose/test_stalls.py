@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from paceline import spec
-from paceline.diagnose import stacks, stalls
-from paceline.diagnose.causes import likely_cause
+from paceline.diagnose import stalls, thread_stacks
 from paceline.diagnose.connections import Unheard, own_addresses, unheard
-from paceline.diagnose.stacks import Frame, ThreadStack
+from paceline.diagnose.stall_causes import likely_cause
 from paceline.diagnose.stalls import Stalls
+from paceline.diagnose.thread_stacks import Frame, ThreadStack
 from paceline.record import RunFolder
 from paceline.wire import listeners
 
@@ -125,14 +125,14 @@ def test_what_is_certain_is_told_before_what_is_likely(monkeypatch, folder, memb
 ANSWERS = """
 import sys, time
 from pathlib import Path
-from paceline.diagnose import stacks
+from paceline.diagnose import thread_stacks
 
 def {function}():
     print("there", flush=True)
     while True:
         time.sleep(0.05)
 
-stacks.answer(Path({run!r}), {name!r})
+thread_stacks.answer(Path({run!r}), {name!r})
 {function}()
 """
 
@@ -167,9 +167,9 @@ def test_where_each_member_is_is_told(monkeypatch, folder, members):
 def test_one_that_promised_no_answer_is_not_asked(folder, members):
     """The signal would end it."""
     pid = members(IDLE)
-    stacks.path_of(folder.path, "worker0").parent.mkdir()
-    stacks.path_of(folder.path, "worker0").write_text(f"pid {os.getpid()} main 0x0\n")
-    assert stacks.ask(folder.path, {"worker0": psutil.Process(pid)}) == {}
+    thread_stacks.path_of(folder.path, "worker0").parent.mkdir()
+    thread_stacks.path_of(folder.path, "worker0").write_text(f"pid {os.getpid()} main 0x0\n")
+    assert thread_stacks.ask(folder.path, {"worker0": psutil.Process(pid)}) == {}
     time.sleep(0.2)
     assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 

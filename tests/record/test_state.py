@@ -10,7 +10,7 @@ import pytest
 from paceline import spec
 from paceline.errors import RecordError
 from paceline.record import MemberRecord, RunFolder, summarise
-from paceline.record.state import Launcher, is_gone, this_process
+from paceline.record.liveness import Launcher, is_gone, this_process
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from paceline.errors import SpecError
-from paceline.session.loader.streams import mark, size_of, take
+from paceline.session.loader.stream_portions import mark, size_of, take
 from tests.session.test_shard import together
 from tests.support.workers import job
 

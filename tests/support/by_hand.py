@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from paceline import spec
-from paceline.launch import joining, reserve
+from paceline.launch import invitation, reserve
 from paceline.record import RunFolder
 
 PROGRAM = Path(__file__).with_name("takes_steps.py")
@@ -89,7 +89,7 @@ class Job:
 
     def join(self, name):
         """One more worker, which its job will call so."""
-        self.start(name, {joining.VARIABLE: self._coordinator, "PACELINE_KEY": KEY})
+        self.start(name, {invitation.VARIABLE: self._coordinator, "PACELINE_KEY": KEY})
 
     def __exit__(self, *_):
         for member in self.members.values():

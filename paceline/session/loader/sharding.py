@@ -31,7 +31,7 @@ from paceline.session.loader.portions import (
     gradient_scale,
     own_size,
 )
-from paceline.session.loader.streams import ReadyPortions, StreamPortions
+from paceline.session.loader.stream_portions import ReadyPortions, StreamPortions
 from paceline.session.session import Session
 from paceline.session.start import current
 

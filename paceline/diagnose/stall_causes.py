@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from paceline.diagnose.connections import Unheard
-from paceline.diagnose.stacks import ThreadStack
+from paceline.diagnose.thread_stacks import ThreadStack
 
 _LOADING = ("/torch/utils/data/", "/paceline/data/", "/paceline/session/loader/sharding.py")
 _NETWORK = "a cable that is out, a port that is blocked, or a host that is gone"
