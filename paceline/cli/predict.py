@@ -36,6 +36,15 @@ def command(
     stack: Annotated[
         str | None, typer.Option(help="Whose software: paceline, horovod, pytorch-ddp, …")
     ] = None,
+    observed: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Take the device's times and the bytes from this observed job, or from the "
+            "folder of its traces.",
+        ),
+    ] = None,
     against: Annotated[
         Path | None, typer.Option(help="A measured run: predict it and show the error.")
     ] = None,
@@ -89,6 +98,8 @@ def command(
     if against is not None:
         _score(against, runs, json)
         return
+    if observed is not None:
+        device, architecture = _of_observed(observed, device, model), architecture or "ring"
     given = {
         **of_profile(device, model, batch),
         "data": data,
@@ -132,6 +143,22 @@ def command(
         console.print_json(found)
     else:
         _show(found)
+
+
+def _of_observed(path: Path, device: str | None, model: str | None) -> str:
+    """The file with the profile of an observed job, in the place of a device."""
+    from paceline.cli.runs import open_run
+    from paceline.errors import SpecError
+    from paceline.observe.profiling import profile_of
+    from paceline.spec.profile import save_profile
+
+    if device or model:
+        problem = "the observed job is its own model and device."
+        raise SpecError("--from", problem, "leave --device and --model out.")
+    run = open_run(path)
+    file = run.path / "observed.json"
+    save_profile(profile_of(run), file)
+    return str(file)
 
 
 def _draw(experiment: "spec.Experiment", workers: int, path: Path) -> None:

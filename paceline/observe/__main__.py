@@ -5,8 +5,6 @@ import runpy
 import sys
 from pathlib import Path
 
-from paceline.observe.place import FOLDER
-
 USAGE = """usage: python -m paceline.observe [--out FOLDER] SCRIPT [ARGUMENTS…]
        python -m paceline.observe [--out FOLDER] -m MODULE [ARGUMENTS…]
 
@@ -34,9 +32,14 @@ def main() -> None:
             print(f"paceline observe: there is no script {target}.", file=sys.stderr)
             raise SystemExit(2)
         sys.path[0] = str(Path(target).resolve().parent)
+    from paceline.observe.place import default_folder
     from paceline.observe.session import start
+    from paceline.session.recording import FOLDER
 
-    start(folder or os.environ.get(FOLDER, ""), script=target)
+    folder = folder or os.environ.get(FOLDER, "")
+    start(folder, script=target)
+    # A script that turns out to be Paceline's own is recorded by its own session.
+    os.environ[FOLDER] = folder or str(default_folder(target))
     if as_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:

@@ -16,7 +16,7 @@ from paceline.observe.hangs import diagnose, standing_of
 from paceline.observe.kineto import Trace, read_trace
 from paceline.observe.ring import plain_pickle
 from paceline.observe.traces import steps_of
-from paceline.record import MemberRecord, RecordedEvent, RunFolder
+from paceline.record import MemberRecord, RecordedEvent, RunFolder, free_path
 from paceline.record.entries import OBSERVED
 
 RUN = "paceline-run"
@@ -47,7 +47,7 @@ def import_folder(path: Path) -> RunFolder:
     if done.is_file() and done.stat().st_mtime > newest:
         return RunFolder(target)
     try:
-        target = place.free(target)
+        target = free_path(target)
         target.mkdir()
         target.rmdir()
     except OSError:  # a disk that is only read

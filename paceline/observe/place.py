@@ -13,11 +13,8 @@ from typing import Any
 from paceline import spec
 from paceline.errors import PacelineError
 from paceline.launch import Identity, identify
-from paceline.record import RunFolder
+from paceline.record import RunFolder, free_path
 from paceline.record.entries import OBSERVED
-
-FOLDER = "PACELINE_OBSERVE"
-"""The environment variable that names the folder, and asks trainers' integrations to observe."""
 
 KEY = "paceline/observe"
 """Where rank 0 leaves the folder's name in the store of the job's own process group."""
@@ -48,15 +45,6 @@ def default_folder(script: str) -> Path:
     """A new folder in runs/, named after the time and the script."""
     stem = Path(script).stem or "python"
     return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{stem}"
-
-
-def free(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, … that does not exist yet."""
-    found, number = path, 1
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
 
 
 def experiment(script: str, ranks: int) -> spec.Experiment:
@@ -92,7 +80,7 @@ def agree(asked: str, script: str) -> RunFolder | None:
     if dist.get_rank() == 0:
         path = ""
         try:
-            path = str(free(Path(asked) if asked else default_folder(script)).resolve())
+            path = str(free_path(Path(asked) if asked else default_folder(script)).resolve())
             folder = create(Path(path), script, dist.get_world_size())
         except BaseException:
             store.set(KEY, "")
@@ -120,7 +108,7 @@ def alone(asked: str, script: str, identity: Identity) -> RunFolder:
     path = Path(asked) if asked else default_folder(script)
     if identity.index:
         path = path.with_name(f"{path.name}-rank{identity.index}")
-    return create(free(path).resolve(), script, 1)
+    return create(free_path(path).resolve(), script, 1)
 
 
 def architecture_of(roots: Sequence[Any]) -> str:

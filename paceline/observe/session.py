@@ -56,6 +56,12 @@ def stop() -> None:
         _observation = None
 
 
+def _is_pacelines() -> bool:
+    """Whether the script has a session of its own."""
+    own = sys.modules.get("paceline.session.start")
+    return own is not None and own._session is not None
+
+
 class Observation:
     """One process of a job: its hooks, its clock, its files."""
 
@@ -155,6 +161,9 @@ class Observation:
         if self._is_open:
             return
         self._is_open = True
+        if _is_pacelines():
+            self._step_aside()
+            return
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank = torch.distributed.get_rank()
             self.folder = place.agree(self._asked, self._script)
@@ -180,6 +189,11 @@ class Observation:
             self.recorder.add_step(entry)
         self._waiting.clear()
 
+    def _step_aside(self) -> None:
+        """The script calls `paceline.init`: its own session records it, and sees more."""
+        self.is_broken = True
+        self.hooks.remove()
+
     # What the hooks tell.
 
     def found(self, roots: list[torch.nn.Module], optimizer: Optimizer) -> None:
@@ -203,6 +217,8 @@ class Observation:
     def step_ended(self, optimizer: Optimizer, samples: int) -> None:
         if not self._is_open:
             self.open()
+        if self.is_broken:
+            return
         entry = self.clock.end_step(self.step, samples)
         rate = optimizer.param_groups[0].get("lr")
         entry.learning_rate = None if rate is None else float(rate)

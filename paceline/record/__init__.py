@@ -16,6 +16,7 @@ from paceline.record.folder import (
     RunFolder,
     cannot_write,
     empty_summary,
+    free_path,
     open_folder,
 )
 from paceline.record.machine import describe, versions
@@ -50,6 +51,7 @@ __all__ = [
     "counted",
     "describe",
     "empty_summary",
+    "free_path",
     "gone",
     "losses",
     "losses_of",

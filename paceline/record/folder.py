@@ -181,6 +181,15 @@ class RunFolder:
         return list(_lines(self.path / "events.jsonl", RecordedEvent))
 
 
+def free_path(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, … that does not exist yet."""
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
+
+
 def open_folder(path: Path) -> RunFolder:
     """The run folder at `path`, of this or an older format; RecordError when it is none."""
     if not (path / "run.json").is_file():

@@ -18,8 +18,9 @@ from paceline.diagnose import thread_stacks
 from paceline.errors import PacelineError, SpecError
 from paceline.launch import Identity, identify, meet
 from paceline.launch.failures import check_survives
-from paceline.record import RunFolder
+from paceline.record import RunFolder, summarise
 from paceline.session import checkup, joining, stores
+from paceline.session.recording import folder_of
 from paceline.session.serving import Serving
 from paceline.session.session import Session
 
@@ -43,6 +44,11 @@ def init() -> Session:
     folder, measurement = None, spec.Measurement()
     if identity.run:
         folder = RunFolder(Path(identity.run))
+    elif identity.launcher != "join" and (
+        folder := folder_of(identity, _resolve(asked, identity), store)
+    ):
+        atexit.register(_summarise, folder, identity.index)
+    if folder is not None:
         measurement = folder.experiment().measurement
     return start(identity, asked, store, folder, measurement)
 
@@ -101,6 +107,13 @@ def _serve(session: Session) -> None:
         session.recorder.member.counters.update(serving.counters)
     session.close()
     sys.exit(0)
+
+
+def _summarise(folder: RunFolder, index: int) -> None:
+    """Exit handlers run in reverse, so that this one finds every member's record complete."""
+    if index == 0:
+        failed = any(member.status == "failed" for member in folder.members())
+        summarise(folder, "failed" if failed else "finished")
 
 
 def _close_at_exit() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.main import main
 from paceline.cli.runs import open_run
 from paceline.errors import RecordError
 from paceline.explain import explain
@@ -37,6 +38,21 @@ def test_traces_of_a_late_rank_give_its_verdict(traces):
     assert found.late.seconds == pytest.approx(0.05, rel=0.3)
     assert found.causes[0].name == "slow-worker"
     assert (traces / "paceline-run" / "run.json").is_file()
+
+
+def test_a_trace_is_a_device_to_predict_with(traces, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", "--from", str(traces), "--link", "25gbit", "--workers", "1,8", "--json"])
+    assert not stop.value.code
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["workers"] for point in points] == [1, 8]
+    assert points[0]["step_seconds"] == pytest.approx(0.003, rel=0.9)
+
+
+def test_a_run_of_pacelines_is_no_trace(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "--from", str(tmp_path), "--workers", "2"])
+    assert "not a run folder" in capsys.readouterr().err
 
 
 def test_a_second_look_reads_the_run_that_was_made(traces):

@@ -127,3 +127,29 @@ def test_a_script_asks_by_itself(tmp_path):
     summary = observed(tmp_path / "run").summary()
     assert (summary.steps, summary.architecture) == (8, "single")
     assert summary.loss is not None
+
+
+def test_a_script_of_pacelines_is_recorded_by_its_own_session(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import paceline, torch\n"
+        "paceline.init()\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "net, optimizer = paceline.distribute(net, optimizer)\n"
+        "for _ in range(7):\n"
+        "    optimizer.zero_grad(); net(torch.ones(3, 4)).sum().backward(); optimizer.step()\n"
+    )
+    seen = job(2, script=script, PACELINE_OBSERVE=str(tmp_path / "run"))
+    assert seen.statuses == (0, 0), seen.errors
+    run = observed(tmp_path / "run")
+    summary = run.summary()
+    assert (summary.status, summary.steps, summary.workers) == ("finished", 7, 2)
+    assert summary.engine == "here"
+    assert [member.name for member in run.members()] == ["worker0", "worker1"]
+    silent = job(2, script=script)
+    assert silent.statuses == (0, 0)
+    assert "this job leaves no record" in silent.errors[0]
+    assert "PACELINE_OBSERVE=FOLDER" in silent.errors[0]
+    assert "no record" not in silent.errors[1]
