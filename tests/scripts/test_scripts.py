@@ -101,10 +101,12 @@ def expected(script: str, place: Place) -> str:
 
 
 @pytest.fixture(scope="session")
-def alone() -> dict[str, dict[str, Any]]:
-    """The results of all scripts as plain PyTorch, from one process without Paceline."""
+def alone(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """The results of scripts as plain PyTorch, from one process without Paceline."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    asked = {call.params["script"] for call in calls if call and "script" in call.params}
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "alone" / "run.py")],
+        [sys.executable, str(FOLDER / "alone" / "run.py"), *sorted(asked & SCRIPTS.keys())],
         env={**os.environ, "PYTHONPATH": str(FOLDER.parents[1])},
         capture_output=True,
         text=True,
@@ -185,7 +187,7 @@ def check_equal(given: Values, wanted: Values, who: str) -> None:
 
 
 def check_moved(weights: list[float], plain: list[float], start: list[float], place: Place) -> None:
-    """Weights have moved about as far as the plain script's; means also in the same direction.
+    """Weights have moved about as far as the plain script's, and not against its direction.
 
     Asynchronous updates are twice as many with half the batch, so momentum takes them elsewhere.
     """
@@ -194,8 +196,8 @@ def check_moved(weights: list[float], plain: list[float], start: list[float], pl
     own, wanted = ([a - b for a, b in zip(end, start, strict=True)] for end in (weights, plain))
     if any(wanted):
         assert 0.2 < math.hypot(*own) / math.hypot(*wanted) < 6
-        if place.architecture.startswith("average"):
-            assert sum(map(operator.mul, own, wanted)) > 0, "moved against the plain script"
+        cosine = sum(map(operator.mul, own, wanted)) / math.hypot(*own) / math.hypot(*wanted)
+        assert cosine > (0 if place.architecture.startswith("average") else -0.25)
     else:
         assert not any(own)
 
