@@ -29,7 +29,6 @@ ANSWERING = {
     "recovery.py": "waits for several failures in a row",
     "sealed.py": "its cases are not part of the repository",
     "siege.py": "sends a hundred thousand messages",
-    "siege_before.py": "sends a hundred thousand messages",
     "since.py": "measures two checkouts",
     "soak.py": "lets members of many jobs fail",
     "telemetry.py": "alternates jobs for minutes",

@@ -1,9 +1,8 @@
-"""A job among strangers: whatever they send to its ports, it trains on as without them.
+"""Whatever unauthenticated peers send to the ports of a job, it trains as without them.
 
 `benchmarks/siege.py` does the same at length: a hundred thousand messages to each port.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -15,7 +14,6 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import besieged
 import siege
-import siege_before
 
 
 def besiege(tmp_path, name, messages):
@@ -36,18 +34,7 @@ def test_strangers_at_every_port_change_nothing(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", besieged.JOBS)
-def test_a_hundred_thousand_malformed_messages_change_nothing(tmp_path, name):
-    besiege(tmp_path, name, 100_000)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", siege_before.SIEGES)
-def test_neither_do_they_before_members_have_met(tmp_path, name):
-    if name == "meeting" and os.geteuid() != 0:
-        pytest.skip("only root can call as another user")
-    row = siege_before.SIEGES[name](tmp_path, 20_000)
-    assert all(count >= 20_000 for count in row["messages"].values())
-    assert not [check for check in siege_before.checks(row) if not check["holds"]]
+def test_thousands_of_malformed_messages_change_no_job(tmp_path, name):
+    besiege(tmp_path, name, 3_000)
