@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[dev,docs,mpi,tensorflow,ray,tensorboard]
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[dev,docs,mpi,tensorflow,ray,search,tensorboard]
 	touch $@
 
 demo: $(VENV)/.installed

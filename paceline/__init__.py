@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from paceline.session.loader.sharding import shard
     from paceline.session.start import init
+    from paceline.settings import setting
 
 __all__ = [
     "__version__",
@@ -41,12 +42,17 @@ __all__ = [
     "no_sync",
     "rank",
     "report_loss",
+    "setting",
     "settle",
     "shard",
     "workers",
 ]
 
-_ELSEWHERE = {"init": "paceline.session.start", "shard": "paceline.session.loader.sharding"}
+_ELSEWHERE = {
+    "init": "paceline.session.start",
+    "setting": "paceline.settings",
+    "shard": "paceline.session.loader.sharding",
+}
 
 
 def __getattr__(name: str) -> object:

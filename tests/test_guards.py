@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "paceline"
 
 LAYERS = [
-    "errors", "units", "spec", "record", "protocol", "wire", "models", "compute", "data",
-    "telemetry", "launch", "diagnose", "collectives", "autograd", "served", "architectures",
-    "session", "builtin", "tensorflow", "predict", "tunnel", "engines", "bench", "explain",
-    "report", "observe", "cli", "testing",
+    "errors", "units", "settings", "spec", "record", "protocol", "wire", "models", "compute",
+    "data", "telemetry", "launch", "diagnose", "collectives", "autograd", "served",
+    "architectures", "session", "builtin", "tensorflow", "predict", "tunnel", "engines", "bench",
+    "search", "explain", "report", "observe", "cli", "testing",
 ]  # fmt: skip
 """Lowest first: a part may import itself and what stands before it."""
 

@@ -36,10 +36,14 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
-def print_question(question: spec.Experiment | spec.Comparison, *, json: bool) -> None:
+def print_question(
+    question: spec.Experiment | spec.Comparison | spec.SearchQuestion, *, json: bool
+) -> None:
     """What `--dry-run` prints: a file that can be read back, or the same as JSON; never folded."""
     if isinstance(question, spec.Comparison):
         text = spec.comparison_to_toml(question)
+    elif isinstance(question, spec.SearchQuestion):
+        text = spec.search_to_toml(question)
     else:
         text = spec.to_toml(question)
     if json:

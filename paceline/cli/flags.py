@@ -1,5 +1,6 @@
 """Flags that several verbs share, and how they become an experiment."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,10 @@ Inside = Annotated[str | None, typer.Option(help="Between devices of a host: nvl
 Device = Annotated[str | None, typer.Option(help="cpu, an emulated one such as k80, or a file.")]
 OneDevice = Annotated[
     float | None, typer.Option(help="Samples/s of one device alone; scales the profile.")
+]
+Price = Annotated[
+    str | None,
+    typer.Option(metavar="2.10/h", help="Price of one host for one hour: 2.10/h or '2.10 EUR/h'."),
 ]
 Dilation = Annotated[float | None, typer.Option(help="Slow the tunnel by this.")]
 Json = Annotated[
@@ -116,6 +121,17 @@ NOT_EMPTY = (
     "stack",
     "peers",
 )
+
+
+def priced(text: str | None) -> dict[str, float | str]:
+    """Return the fields of a price: "2.10/h" or "2.10 EUR/h" is for one host and one hour."""
+    if text is None:
+        return {}
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z€$£]{0,8})\s*/\s*h\s*", text)
+    if match is None or float(match[1]) <= 0:
+        fix = "write such as 2.10/h or '2.10 EUR/h'."
+        raise SpecError("--price", f'"{text}" is not a price of one host for one hour.', fix)
+    return {"price_per_hour": float(match[1]), "currency": match[2]}
 
 
 def refuse_nothing(name: str, value: Any) -> None:

@@ -25,6 +25,7 @@ VERBS = (
     "demo",
     "compare",
     "observe",
+    "search",
     "explain",
     "report",
     "watch",

@@ -60,6 +60,7 @@ class Page:
     tiles: list[tuple[str, str, str]]
     """Heading, figure with unit, remark."""
 
+    search: list[Section] = field(default_factory=list)
     scaling: list[Section] = field(default_factory=list)
     breakdown: list[Section] = field(default_factory=list)
     training: list[Section] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Page:
     datasets: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def charts(self) -> list[Chart]:
-        sections = [*self.scaling, *self.breakdown, *self.training, *self.runs]
+        sections = [*self.search, *self.scaling, *self.breakdown, *self.training, *self.runs]
         over_time = [chart for section in sections for chart in section.charts]
         return over_time + [chart for run in self.runs for chart in run.steps]
 

@@ -1,7 +1,7 @@
 """Write a report: the page, every chart as SVG and PNG, every number as CSV."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import msgspec
 from paceline import spec
 from paceline.bench.table import Row, Table
 from paceline.record import PHASES, RunFolder
-from paceline.report import charts, figure, page
+from paceline.report import charts, figure, page, search
 from paceline.report.charts import Chart
 from paceline.report.drawing import Drawing, draw_all
 from paceline.report.rows import from_runs
+from paceline.search.folder import SearchFolder
 
 FILE_WIDTH = 640
 
@@ -52,6 +53,11 @@ def write_network(
 def write_runs(runs: Sequence[RunFolder], target: Path, *, files: bool = True) -> Path:
     """Write the report of runs that belong to no comparison."""
     return write(from_runs(runs), target, files=files)
+
+
+def write_search(folder: SearchFolder, importances: Mapping[str, float]) -> Path:
+    """Write the page of a search into its folder; return its index.html."""
+    return _write_page(search.compose(folder, importances), folder.path / "report", files=True)
 
 
 def _write_page(composed: page.Page, target: Path, *, files: bool) -> Path:

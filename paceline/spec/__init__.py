@@ -29,6 +29,14 @@ from paceline.spec.optimizers import OPTIMIZERS, OptimizerFacts
 from paceline.spec.pipeline import Pipeline
 from paceline.spec.prediction import Prediction
 from paceline.spec.server import Server
+from paceline.spec.search import (
+    Goal,
+    Search,
+    SearchQuestion,
+    load_search,
+    parse_goal,
+    search_to_toml,
+)
 from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
 __all__ = [
@@ -43,6 +51,7 @@ __all__ = [
     "Comparison",
     "Experiment",
     "Fault",
+    "Goal",
     "Host",
     "Hybrid",
     "Link",
@@ -56,6 +65,8 @@ __all__ = [
     "Ring",
     "Schedule",
     "Script",
+    "Search",
+    "SearchQuestion",
     "Server",
     "Single",
     "Spec",
@@ -69,10 +80,13 @@ __all__ = [
     "known_architectures",
     "load",
     "load_comparison",
+    "load_search",
     "parse_architecture",
     "parse_fault",
+    "parse_goal",
     "parse_link",
     "replace",
+    "search_to_toml",
     "to_toml",
     "vary",
 ]
