@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline import spec
+from paceline import settings, spec
 from paceline.diagnose.supervision import watch
 from paceline.errors import SpecError, suggest
 from paceline.launch import Output, check_container, inside, invitation, mpirun, reserve
@@ -62,6 +62,7 @@ def run(
 ) -> RunFolder:
     """Answer `experiment` with the engine it names."""
     engine: Engine = _named(experiment, ENGINES)
+    settings.export(experiment.settings)
     return engine(experiment, path, output=output, progress=progress)
 
 

@@ -251,9 +251,9 @@ def _progress(folder: "SearchFolder") -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from paceline.cli import console
-    from paceline.search.running import State
+    from paceline.search.running import SearchProgress
 
-    def told(state: State) -> str:
+    def told(state: SearchProgress) -> str:
         best = "" if state.best is None else f"best {state.best.value:.4g} · "
         return best + "; ".join(state.running)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.layers import fill_bias
+from paceline.settings import setting
 
 ADULT = (200, 100)
 ACOUSTIC = (200, 100)
@@ -39,3 +40,14 @@ class Dense(nn.Module):
     def units(self) -> list[tuple[str, nn.Module]]:
         """See `models.units`."""
         return [("", nn.Flatten(1)), ("layers", self.layers)]
+
+
+def adjustable(*, input_shape: tuple[int, ...], num_classes: int) -> Dense:
+    """Return P2's network with two hidden layers whose width is the setting `hidden`.
+
+    The second layer has half the width, as in the paper's 200 and 100.
+    """
+    width = setting("hidden", MNIST[0])
+    return Dense(
+        input_shape=input_shape, num_classes=num_classes, hidden=(width, max(1, width // 2))
+    )

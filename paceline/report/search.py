@@ -11,7 +11,7 @@ from paceline.report.charts import HEIGHT, IDEAL_COLOUR, SERIES_COLOURS, Chart
 from paceline.report.page import Page, Section
 from paceline.search.folder import QUESTION, SearchFolder, TrialEntry
 from paceline.search.running import settings_in_words
-from paceline.spec.search import SETTING, Choice, Goal, Range, SearchQuestion
+from paceline.spec.search import SETTING, Goal, Range, SearchQuestion, ValueList
 
 STATES = ("complete", "pruned", "failed", "left out")
 """Trials that a chart tells apart; a trial that equals another is not drawn."""
@@ -170,9 +170,9 @@ def _place(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
 
 
-def _place_in(dimension: Range | Choice, value: Any) -> float:
+def _place_in(dimension: Range | ValueList, value: Any) -> float:
     """Return where a value lies on its axis: a range is drawn as it is sampled."""
-    if isinstance(dimension, Choice):
+    if isinstance(dimension, ValueList):
         return _place(dimension.values.index(value), 0, len(dimension.values) - 1)
     scale = math.log if dimension.log else float
     return _place(scale(value), scale(dimension.low), scale(dimension.high))

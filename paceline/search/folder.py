@@ -4,7 +4,6 @@ search.toml                the question
 study.journal              Optuna's journal: a killed search continues from it
 trials.jsonl               one line per trial that ended
 trials/007/experiment.toml the question of one trial
-trials/007/settings.json   its settings for the user's own code
 trials/007/run/            its run folder
 best.toml                  the best experiment, ready to run again
 """

@@ -1,7 +1,6 @@
 """One trial as a process: `paceline train` or `paceline run` on its own experiment file."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,8 @@ import psutil
 from paceline import spec
 from paceline.record import RunFolder
 from paceline.record.summary import losses_of
-from paceline.settings import ASKED_SUFFIX, VARIABLE
-from paceline.spec.search import SETTING, Value
+from paceline.settings import ASKED_VARIABLE
+from paceline.spec.search import SETTING
 
 GRACE_SECONDS = 30.0
 """Time a trial has to end and to write its summary after it was asked to."""
@@ -24,20 +23,19 @@ GRACE_SECONDS = 30.0
 class TrialProcess:
     """A trial that runs. Its run folder can be read at any time."""
 
-    def __init__(self, path: Path, experiment: spec.Experiment, settings: dict[str, Value]) -> None:
+    def __init__(self, path: Path, experiment: spec.Experiment) -> None:
         path.mkdir(parents=True, exist_ok=True)
         question = path / "experiment.toml"
         question.write_text(spec.to_toml(experiment), encoding="utf-8")
-        own = {n.removeprefix(SETTING): v for n, v in settings.items() if n.startswith(SETTING)}
-        self._settings = path / "settings.json"
-        self._settings.write_text(json.dumps(own), encoding="utf-8")
+        self._wanted = experiment.settings
+        self._asked = path / "settings.asked"
         self.folder = RunFolder(path / "run")
         self.began = time.monotonic()
         self._seen = -1
         self._losses: dict[int, float] = {}
         verb = "train" if experiment.workload.script is None else "run"
-        command = [sys.executable, "-m", "paceline", verb, str(question)]
-        command += ["--out", str(self.folder.path)]
+        options = ["--out", str(self.folder.path), str(question)]
+        command = [sys.executable, "-m", "paceline", verb, *options]
         lifeline = [sys.executable, "-m", "paceline.launch.lifeline", str(os.getpid())]
         self._log = path / "log.txt"
         with self._log.open("wb") as log:
@@ -46,7 +44,7 @@ class TrialProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, VARIABLE: str(self._settings.absolute())},
+                env={**os.environ, ASKED_VARIABLE: str(self._asked.absolute())},
                 start_new_session=True,  # Ctrl-C reaches the search, which ends its trials itself
             )
 
@@ -93,7 +91,5 @@ class TrialProcess:
 
     def unasked_settings(self) -> list[str]:
         """Return settings of the search that the user's code never asked for."""
-        asked = Path(str(self._settings) + ASKED_SUFFIX)
-        names = set(asked.read_text(encoding="utf-8").split("\n")) if asked.exists() else set()
-        wanted = json.loads(self._settings.read_text(encoding="utf-8"))
-        return [f"{SETTING}{name}" for name in wanted if name not in names]
+        asked = self._asked.read_text(encoding="utf-8").split("\n") if self._asked.exists() else []
+        return [f"{SETTING}{name}" for name in self._wanted if name not in asked]

@@ -23,9 +23,9 @@ from paceline.search.values import UNKNOWN_LENGTH_STEPS, WARMUP_FRACTION, Course
 from paceline.spec.search import (
     MOST_CHOICES,
     SETTING,
-    Choice,
     SearchQuestion,
     Value,
+    ValueList,
     apply,
     parse_goal,
 )
@@ -37,7 +37,7 @@ MOST_FAILURES = 3
 Settings = dict[str, Value]
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class SearchProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a search is, for those who show it."""
 
     done: int
@@ -47,7 +47,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the trials that run, in words."""
 
 
-Watch = Callable[[State], None]
+Watch = Callable[[SearchProgress], None]
 
 
 class _Active(msgspec.Struct):
@@ -125,7 +125,9 @@ def check(question: SearchQuestion) -> None:
 def _corners(question: SearchQuestion) -> Iterator[Settings]:
     """All combinations of listed values; a range is represented by its ends."""
     dimensions = question.search.dimensions()
-    values = [d.values if isinstance(d, Choice) else (d.low, d.high) for d in dimensions.values()]
+    values = [
+        d.values if isinstance(d, ValueList) else (d.low, d.high) for d in dimensions.values()
+    ]
     for combination in product(*values):
         yield dict(zip(dimensions, combination, strict=True))
 
@@ -168,7 +170,7 @@ class Searching:
     @property
     def _is_grid(self) -> bool:
         """Return whether every combination is listed beforehand."""
-        finite = all(isinstance(d, Choice) for d in self._search.dimensions().values())
+        finite = all(isinstance(d, ValueList) for d in self._search.dimensions().values())
         return self._search.sampler == "grid" or (finite and self._looks_ahead)
 
     @property
@@ -222,7 +224,7 @@ class Searching:
         except SpecError as error:
             self._end_unrun(number, settings, "left out", f"{error.where}: {error.problem}")
             return
-        if (same := self._same_as(number, experiment, settings)) is not None:
+        if (same := self._same_as(experiment)) is not None:
             reason = f"the same experiment as trial {same.number}"
             self._end_unrun(number, settings, "same", reason, value=same.value)
             return
@@ -241,7 +243,7 @@ class Searching:
                 number=number,
                 settings=settings,
                 experiment=experiment,
-                process=TrialProcess(self._folder.trial_path(number), experiment, settings),
+                process=TrialProcess(self._folder.trial_path(number), experiment),
                 course=Course(num_steps(experiment)),
                 predicted=predicted,
             )
@@ -259,16 +261,12 @@ class Searching:
             return None
         return best
 
-    def _same_as(
-        self, number: int, experiment: spec.Experiment, settings: Settings
-    ) -> TrialEntry | None:
-        """Return the finished trial of the very same experiment and settings, if there is one."""
-        own = {n: v for n, v in settings.items() if n.startswith(SETTING)}
+    def _same_as(self, experiment: spec.Experiment) -> TrialEntry | None:
+        """Return the finished trial of the very same experiment, if there is one."""
         for entry in self._entries:
             if entry.state != "complete":
                 continue
-            theirs = {n: v for n, v in entry.settings.items() if n.startswith(SETTING)}
-            if theirs == own and experiment_of(self._question, entry.settings) == experiment:
+            if experiment_of(self._question, entry.settings) == experiment:
                 return entry
         return None
 
@@ -361,7 +359,7 @@ class Searching:
 
     def _show(self) -> None:
         self._watch(
-            State(
+            SearchProgress(
                 done=sum(entry.was_run for entry in self._entries),
                 total=self._search.trials,
                 best=self._folder.best(self._entries),

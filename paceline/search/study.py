@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingError
 from paceline.search.folder import SearchFolder
-from paceline.spec.search import Choice, Dimension, Search, Value, parse_goal
+from paceline.spec.search import Dimension, Search, Value, ValueList, parse_goal
 
 if TYPE_CHECKING:
     import optuna
@@ -129,7 +129,7 @@ def _distribution(dimension: Dimension) -> "BaseDistribution":
         IntDistribution,
     )
 
-    if isinstance(dimension, Choice):
+    if isinstance(dimension, ValueList):
         return CategoricalDistribution(dimension.values)
     if dimension.whole:
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)

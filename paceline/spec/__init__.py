@@ -28,7 +28,6 @@ from paceline.spec.one_process import Auto, Replicated, Single
 from paceline.spec.optimizers import OPTIMIZERS, OptimizerFacts
 from paceline.spec.pipeline import Pipeline
 from paceline.spec.prediction import Prediction
-from paceline.spec.server import Server
 from paceline.spec.search import (
     Goal,
     Search,
@@ -37,6 +36,7 @@ from paceline.spec.search import (
     parse_goal,
     search_to_toml,
 )
+from paceline.spec.server import Server
 from paceline.spec.workload import Optimizer, Schedule, Script, Workload
 
 __all__ = [

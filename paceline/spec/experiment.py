@@ -50,6 +50,9 @@ class Experiment(Spec, frozen=True, kw_only=True):
     architecture: Architecture = Auto()
     cluster: Cluster = Cluster()
     measurement: Measurement = Measurement()
+    settings: dict[str, int | float | str | bool] = msgspec.field(default_factory=dict)
+    """What `paceline.setting(NAME, default)` returns in the user's own code."""
+
     faults: tuple[Fault, ...] = ()
     prediction: Prediction = Prediction()
     engine: Literal["here", "tunnel", "predict"] = "here"

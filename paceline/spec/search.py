@@ -44,13 +44,13 @@ class Range(Spec, frozen=True, kw_only=True):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-class Choice(Spec, frozen=True, kw_only=True):
+class ValueList(Spec, frozen=True, kw_only=True):
     """One of a few values."""
 
     values: tuple[Value, ...]
 
 
-Dimension = Range | Choice
+Dimension = Range | ValueList
 
 
 class Goal(Spec, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class Search(Spec, frozen=True, kw_only=True):
             for name, dimension in self.dimensions().items():
                 problem = f"the grid sampler needs a list of values for {name} (got a range)."
                 fix = f"write {name}=A,B,C, or choose the sampler tpe or random."
-                require(isinstance(dimension, Choice), where, problem, fix)
+                require(isinstance(dimension, ValueList), where, problem, fix)
 
     def dimensions(self) -> dict[str, Dimension]:
         """Return each setting with the values it may take, in the order they were written."""
@@ -174,10 +174,11 @@ def parse_tried(texts: list[str]) -> dict[str, str]:
     for text in texts:
         dashes = OPTION if text.startswith(OPTION) else ""
         name, equals, values = text.removeprefix(dashes).partition("=")
-        name, values = dashes + name.strip(), values.strip()
+        name, values = name.strip(), values.strip()
         if not equals or not name or not values:
             fix = "write such as --try learning_rate=0.001..1:log or --try batch=32,64,128."
             raise SpecError("--try", f'"{text}" is not NAME=VALUES.', fix)
+        name = dashes + name
         if name in found:
             raise SpecError("--try", f"{name} is given twice.", "write all its values at once.")
         found[name] = values
@@ -192,7 +193,7 @@ def parse_dimension(name: str, text: str) -> Dimension:
         if ".." in text:
             problem = f'"{text}" is not a range.'
             raise SpecError(where, problem, "write LOW..HIGH or LOW..HIGH:log.")
-        return Choice(values=_choices(name, text, where))
+        return ValueList(values=_choices(name, text, where))
     low, high, scale = _number(match["low"]), _number(match["high"]), match["scale"]
     for end in (low, high):
         is_number = isinstance(end, int | float) and not isinstance(end, bool)
@@ -251,6 +252,7 @@ def apply(experiment: Experiment, settings: dict[str, Value]) -> Experiment:
     """Return the experiment of one trial; a SpecError names what does not fit together."""
     changes: dict[str, Any] = {}
     optimizer: dict[str, Any] = {}
+    own: dict[str, Value] = {}
     arguments: list[str] = []
     for name, value in settings.items():
         if name.startswith(OPTION):
@@ -261,10 +263,14 @@ def apply(experiment: Experiment, settings: dict[str, Value]) -> Experiment:
             optimizer["name"] = value
         elif name in OF_OPTIMIZER:
             optimizer[name] = value
-        elif not name.startswith(SETTING):
+        elif name.startswith(SETTING):
+            own[name.removeprefix(SETTING)] = value
+        else:
             changes[name] = value
     if optimizer:
         changes["optimizer"] = {**msgspec.to_builtins(experiment.workload.optimizer), **optimizer}
+    if own:
+        changes["settings"] = {**experiment.settings, **own}
     for one, other in (("batch", "global_batch"), ("global_batch", "batch")):
         if one in changes and getattr(experiment.workload, other):
             changes[other] = 0

@@ -32,7 +32,8 @@ PARTS = {
 def tables() -> Iterator[tuple[str, str, dict[str, object]]]:
     for what, value in VALUES.items():
         for name in spec.Experiment.__struct_fields__:
-            yield name, what, {name: value}
+            nested = what == "a table" and name == "settings"  # which is a table of plain values
+            yield name, what, {name: {"x": value} if nested else value}
         for part, kind in PARTS.items():
             for field in kind.__struct_fields__:
                 yield f"{part}.{field}", what, {part: {field: value}}
