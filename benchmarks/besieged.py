@@ -26,7 +26,6 @@ import msgspec
 import psutil
 import strangers
 import torch
-import zmq
 from strangers import Port
 from torch import nn
 
@@ -36,7 +35,7 @@ from paceline.record import RunFolder
 from paceline.session import start
 from paceline.testing import run_members
 from paceline.wire import JobKey
-from paceline.wire.handshake import Caller
+from paceline.wire.handshake import Initiator
 
 STEP_SECONDS = 0.1
 """A besieged job leaves the cores to those who besiege it."""
@@ -66,7 +65,7 @@ class Kind:
 JOBS = {
     "tcp": Kind(spec.Server(transport="tcp"), 1, ("server0", "store")),
     "colocated": Kind(spec.Server(placement="colocated"), 0, ("store", "worker0", "worker1")),
-    "curve": Kind(spec.Server(), 1, ("server0", "store"), apart=True),
+    "encrypted": Kind(spec.Server(), 1, ("server0", "store"), apart=True),
     "ring": Kind(spec.Ring(), 0, ("gloo0", "gloo1", "page", "store"), page=True),
     "average": Kind(spec.Average(every=4), 0, ("gloo0", "gloo1", "store")),
     "hybrid": Kind(spec.Hybrid(), 0, ("gloo0", "gloo1", "store"), apart=True),
@@ -337,38 +336,10 @@ def _recognized(owner: str, address: strangers.Address, key: JobKey) -> Iterator
             first = line.recv(64)
         except TimeoutError:
             return
-    if first.startswith(b"\xff"):
-        assert isinstance(address, tuple)
-        yield Port(owner, address, "zmtp", _overheard(address, key))
-        return
     name = "store" if owner == "worker0" and isinstance(address, tuple) else owner
-    hello = Caller(key, "worker1", name).answer(first[4:])
+    hello = Initiator(key, "worker1", name, encrypted=name == "store").answer(first[4:])
     assert hello is not None, "it begins as every port of ours does"
     yield Port(name, address, "hello", (struct.pack("<I", len(hello)) + hello,))
-
-
-def _overheard(address: tuple[str, int], key: JobKey) -> tuple[bytes, ...]:
-    """All that a client which knows the key says until CurveZMQ has let it in."""
-    context, said = zmq.Context(), []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = context.socket(zmq.DEALER)
-        key.protect_client(client)
-        client.connect("tcp://127.0.0.1:{}".format(*listener.getsockname()[1:]))
-        ours, _ = listener.accept()
-        with ours, strangers.call(address) as theirs:
-            ours.settimeout(0.3)
-            theirs.settimeout(0.3)
-            for _ in range(10):
-                for source, target in ((ours, theirs), (theirs, ours)):
-                    with contextlib.suppress(TimeoutError):
-                        heard = source.recv(65536)
-                        target.sendall(heard)
-                        if source is ours:
-                            said.append(heard)
-        client.close(linger=0)
-    context.term()
-    assert len(b"".join(said)) > 400, "a greeting, HELLO and INITIATE"
-    return tuple(said)
 
 
 if __name__ == "__main__":

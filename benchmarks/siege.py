@@ -1,10 +1,10 @@
 """A job among strangers: whatever they send to its ports, does it train on as without them?
 
     python benchmarks/siege.py --messages 100000 --json
-    python benchmarks/siege.py --only curve --messages 5000
+    python benchmarks/siege.py --only encrypted --messages 5000
 
 Each kind of job trains while strangers (`strangers.py`) send so many malformed messages to every
-port that it has: the store, servers on TCP, on Unix sockets and by CurveZMQ, gloo's, the live page.
+port that it has: the store, servers on TCP (encrypted or not) and Unix sockets, gloo's, the page.
 Checked: no member ends, none grows in memory, files or threads, training goes on, losses and
 weights are bit for bit those of the same job alone, and who does not know the key gets in nowhere.
 """
@@ -24,15 +24,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import strangers
-import zmq
 from besieged import GROWTH_FILES, JOBS, Job, undisturbed
 from strangers import Port, Stranger
 
 from paceline.errors import ExchangeError
 from paceline.protocol.messages import Answer, Push
-from paceline.wire import JobKey, StoreClient, StreamMailbox, ZeroMqMailbox
+from paceline.wire import JobKey, Mailbox, Packet, StoreClient
 
 STRANGERS = 4
 GROWTH_BYTES = 30 << 20
@@ -166,42 +164,21 @@ def by_the_store(ports: Sequence[Port], pids: dict[str, int]) -> Iterator[str]:
 def by_pushing(ports: Sequence[Port], pids: dict[str, int]) -> Iterator[str]:
     """A worker that pushes infinite gradients, and asks for weights."""
     for port in ports:
-        if port.name == "store" or port.speaks not in ("hello", "zmtp"):
+        if port.name == "store" or port.speaks != "hello":
             continue
-        kind = StreamMailbox if port.speaks == "hello" else ZeroMqMailbox
-        mailbox = kind("worker0", Push | Answer, GUESSED)
-        address = port.address
-        endpoint = f"@{address}" if isinstance(address, str) else "{}:{}".format(*address)
-        prefix = "tcp://" if port.speaks == "zmtp" else ""
-        mailbox.connect(port.name, prefix + endpoint)
-        mailbox.send(port.name, [PUSH], [struct.pack("<f", float("inf")) * 1000])
-        end = time.monotonic() + 2.0
-        try:
-            while time.monotonic() < end:
-                if mailbox.receive(0.1):
-                    yield f"{port.name} answered a push with another key"
-        except ExchangeError:
-            pass
-        with contextlib.suppress(ExchangeError):
-            mailbox.close()
-
-
-def by_plain_zeromq(ports: Sequence[Port], pids: dict[str, int]) -> Iterator[str]:
-    """Without CURVE, and with a key pair but the wrong server's."""
-    for port in (port for port in ports if port.speaks == "zmtp"):
-        context = zmq.Context()
-        for with_keys in (False, True):
-            client = context.socket(zmq.DEALER)
-            client.routing_id = b"worker0"
-            if with_keys:
-                client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
-                client.curve_serverkey = zmq.curve_keypair()[0]
-            client.connect("tcp://{}:{}".format(*port.address))
-            client.send_multipart([msgspec.msgpack.encode([PUSH]), b"\xff" * 1000])
-            if client.poll(1500):
-                yield f"{port.name} answered ZeroMQ {'with' if with_keys else 'without'} keys"
-            client.close(linger=0)
-        context.term()
+        for encrypted in (False, True):
+            mailbox = Mailbox[Push | Answer]("worker0", Push | Answer, GUESSED, encrypted=encrypted)
+            address = port.address
+            endpoint = f"@{address}" if isinstance(address, str) else "{}:{}".format(*address)
+            mailbox.connect(port.name, endpoint)
+            infinite = [struct.pack("<f", float("inf")) * 1000]
+            mailbox.send(Packet(port.name, [PUSH], infinite, for_server=True))
+            end = time.monotonic() + 2.0
+            with contextlib.suppress(ExchangeError):
+                while time.monotonic() < end:
+                    if mailbox.receive(0.1):
+                        yield f"{port.name} answered a push with another key"
+            mailbox.abandon()
 
 
 def by_the_page(ports: Sequence[Port], pids: dict[str, int]) -> Iterator[str]:
@@ -251,7 +228,6 @@ for pid in asked["pids"]:
 INTRUSIONS: tuple[Callable[[Sequence[Port], dict[str, int]], Iterator[str]], ...] = (
     by_the_store,
     by_pushing,
-    by_plain_zeromq,
     by_the_page,
     by_another_user,
 )

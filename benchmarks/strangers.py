@@ -36,7 +36,7 @@ class Port:
     name: str
     address: Address
     speaks: str
-    """`hello`, `zmtp`, `http`, `lines`, `token`; `shut` where the kernel drops every call."""
+    """`hello`, `http`, `lines`, `token`; `shut` where the kernel drops every call."""
 
     recorded: tuple[bytes, ...] = ()
     """What a member said on another connection, word for word."""
@@ -222,7 +222,7 @@ def of_another_protocol(line: socket.socket, port: Port, chance: random.Random) 
     yield chance.choice(
         (
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-            _greeting(b"CURVE"),
+            b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE" + bytes(47),  # ZeroMQ
             b"\x09\x3c\x85\x75\x3c" + b"\0" + key + key,  # torch's store: validate, set
             b"\x80\x04cos\nsystem\n(S'true'\ntR.",  # pickle
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(32),  # TLS
@@ -242,7 +242,9 @@ def forged_hello(line: socket.socket, port: Port, chance: random.Random) -> Iter
     """In the right form, from somebody who does not know the key."""
     name = chance.choice(("worker0", "worker1", "server0", "", "x" * 300, "store", "\ud7ff"))
     sizes = chance.choice(((32, 32), (0, 0), (32, 31), (500, 32), (2, 300)))
-    hello = msgspec.msgpack.encode([name, *map(chance.randbytes, sizes)])
+    public = chance.choice((b"", chance.randbytes(32), chance.randbytes(500)))
+    nonce, proof = map(chance.randbytes, sizes)
+    hello = msgspec.msgpack.encode([name, port.name, nonce, public, proof])
     yield struct.pack("<I", len(hello)) + hello
     yield chance.randbytes(100)
 
@@ -251,7 +253,7 @@ def answered_hello(line: socket.socket, port: Port, chance: random.Random) -> It
     """The same after hearing what the other says first, which is then said back as a proof."""
     challenge = _hear(line)[4:]
     proof = chance.choice((challenge, challenge[::-1], bytes(32)))
-    hello = msgspec.msgpack.encode(["worker1", challenge, proof])
+    hello = msgspec.msgpack.encode(["worker1", port.name, challenge, challenge, proof])
     yield struct.pack("<I", len(hello)) + hello
 
 
@@ -265,47 +267,11 @@ def other_shapes(line: socket.socket, port: Port, chance: random.Random) -> Iter
             b"\xdd\xff\xff\xff\xff" + b"\xc0" * 20,  # a list of them
             b"\x93\xdb\xff\xff\xff\xffworker0",  # a name of four gigabytes
             b"\x91" * 1000,  # a list in a list in a list
-            b"\x94\xa7worker0\xc4\0\xc4\0" + b"\x91" * 1000,  # the same behind a hello
-            b"\x93\xa2\xff\xfe" + b"\xc4\x20" + bytes(32) + b"\xc4\x20" + bytes(32),
+            b"\x96\xa7worker0\xa5store\xc4\0\xc4\0\xc4\0" + b"\x91" * 1000,  # behind a hello
+            b"\x95\xa2\xff\xfe\xa5store" + 3 * (b"\xc4\x20" + bytes(32)),  # not UTF-8
         )
     )
     yield struct.pack("<I", len(hello)) + hello
-
-
-# ZeroMQ with CURVE: servers between hosts.
-
-
-def _greeting(mechanism: bytes, version: bytes = b"\x03\x00", as_server: int = 0) -> bytes:
-    signature = b"\xff\0\0\0\0\0\0\0\x01\x7f"
-    return signature + version + mechanism.ljust(20, b"\0") + bytes([as_server]) + bytes(31)
-
-
-def _command(name: bytes, body: bytes, size: int | None = None) -> bytes:
-    content = bytes([len(name)]) + name + body
-    size = len(content) if size is None else size
-    return b"\x06" + struct.pack(">Q", size & (2**64 - 1)) + content
-
-
-def other_greeting(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
-    mechanism = chance.choice((b"NULL", b"PLAIN", b"CURVE", b"GSSAPI", b"X" * 20, b""))
-    version = bytes([chance.choice((0, 1, 2, 3, 4, 99)), chance.randrange(3)])
-    yield _greeting(mechanism, version, chance.randrange(2))
-    yield _command(b"READY", b"\x0bSocket-Type\0\0\0\x06DEALER")
-    yield b"\0\x04push"
-
-
-def lying_command(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
-    """Announces far more than it brings, or brings much where little is expected."""
-    yield _greeting(b"CURVE")
-    size = chance.choice((0, 1, 199, 201, 2**20, 2**31, 2**32, 2**40, 2**63 - 1, 2**64 - 1))
-    yield _command(b"HELLO", b"\x01\x00" + chance.randbytes(chance.choice((10, 192, 60_000))), size)
-
-
-def forged_command(line: socket.socket, port: Port, chance: random.Random) -> Iterator[bytes]:
-    yield _greeting(b"CURVE")
-    yield _command(b"HELLO", b"\x01\x00" + bytes(72) + chance.randbytes(120))
-    name = chance.choice((b"INITIATE", b"WELCOME", b"READY", b"MESSAGE", b"ERROR", b"PING"))
-    yield _command(name, chance.randbytes(chance.choice((0, 1, 50, 257, 5000))))
 
 
 # A line of JSON: where members are examined before they train; and the doors they knock at.
@@ -391,7 +357,6 @@ def half_a_request(line: socket.socket, port: Port, chance: random.Random) -> It
 _EVERYWHERE: tuple[Kind, ...] = (noise, of_another_protocol, replayed, replayed_at_once, nearly)
 KINDS: dict[str, tuple[Kind, ...]] = {
     "hello": (*_EVERYWHERE, announcement, forged_hello, answered_hello, other_shapes),
-    "zmtp": (*_EVERYWHERE, other_greeting, lying_command, forged_command),
     "lines": (*_EVERYWHERE, forged_member, forged_member, strange_json, strange_json),
     "token": (*_EVERYWHERE, a_token, a_token),
     "http": (*_EVERYWHERE, http, http, http, half_a_request),

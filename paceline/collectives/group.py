@@ -25,7 +25,7 @@ from paceline.collectives.context import Context
 from paceline.collectives.proof import proven
 from paceline.collectives.views import ViewChanged, Views
 from paceline.errors import DeadlineError, ExchangeError, MissingError, SpecError
-from paceline.wire.listeners import shut_listeners
+from paceline.wire.gloo_ports import shut_listeners
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from paceline.launch.coordinator import NOTE
 from paceline.protocol.actions import Action, Event, Lost, Send
 from paceline.protocol.messages import Message
 from paceline.protocol.views import COORDINATOR, Change, End, GiveUp, Participant, Position, View
-from paceline.wire import JobKey, StreamMailbox
+from paceline.wire import Closed, JobKey, Mailbox, Packet
 
 IDLE_SECONDS = 5.0
 NOTICE_SECONDS = 10.0
@@ -88,13 +88,10 @@ class Views:
         self._unsent: list[Action] = []
         self._closing = self._has_ended = False
         self._failure: PacelineError | None = None
-        self._mailbox: StreamMailbox[Message] = StreamMailbox(
-            identity.name, Change | View | End, JobKey(identity.key)
-        )
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
         self.view = View(0, (identity.rank,), (identity.host,))
         self._enroll(store)
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
         if self.has_state:
             self.view = self._first()
         self.members = self.view.participants
@@ -110,6 +107,13 @@ class Views:
         except (DistError, RuntimeError) as error:
             problem = "the job's coordinator does not answer"
             raise ExchangeError(f"{problem}: {error}; start the job again.") from error
+        identity = self._identity
+        self._mailbox: Mailbox[Message] = Mailbox(
+            identity.name,
+            Change | View | End,
+            JobKey(identity.key),
+            encrypted=not endpoint.startswith("@"),  # between hosts
+        )
         self._mailbox.connect(COORDINATOR, endpoint)
         self._send(self._machine.enroll())
         self._thread = threading.Thread(target=self._watch, name="paceline-views", daemon=True)
@@ -276,13 +280,14 @@ class Views:
         self._mailbox.close()
 
     def _turn(self) -> None:
-        packets = self._mailbox.receive(IDLE_SECONDS)
+        events = self._mailbox.receive(IDLE_SECONDS)
         with self._changed:
-            for packet in packets:
-                for message in packet.messages:
+            for event in events:
+                if isinstance(event, Closed):
+                    self._handle(Lost(event.peer))
+                    continue
+                for message in event.messages:
                     self._handle(message)
-            while self._mailbox.lost:
-                self._handle(Lost(self._mailbox.lost.popleft()))
             self._changed.notify_all()
         self._send_rest()
 
@@ -304,4 +309,4 @@ class Views:
     def _send(self, actions: Sequence[Action]) -> None:
         for action in actions:
             assert isinstance(action, Send)
-            self._mailbox.send(action.to, [action.message])
+            self._mailbox.send(Packet(action.to, [action.message], for_server=True))

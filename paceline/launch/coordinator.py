@@ -16,7 +16,7 @@ from paceline.protocol.actions import Action, Lost, Send
 from paceline.protocol.coordinating import Coordinator
 from paceline.protocol.messages import Message
 from paceline.protocol.views import COORDINATOR, Enroll, GiveUp, Position
-from paceline.wire import JobKey, StoreKeeper, StreamMailbox
+from paceline.wire import Closed, JobKey, Mailbox, Packet, StoreKeeper
 
 NOTE = "coordinator"
 """The store's note with the endpoint of the coordinator's mailbox."""
@@ -57,8 +57,10 @@ def start(listener: socket.socket, identity: Identity) -> None:
 def main() -> None:
     descriptor, workers, where = sys.argv[1:4]
     key = JobKey(os.environ[KEY_VARIABLE])
-    mailbox: StreamMailbox[Message] = StreamMailbox(COORDINATOR, Enroll | Position | GiveUp, key)
-    notes = {NOTE: mailbox.bind(where).encode()}
+    mailbox: Mailbox[Message] = Mailbox(
+        COORDINATOR, Enroll | Position | GiveUp, key, encrypted=bool(where)
+    )
+    notes = {NOTE: mailbox.listen(where).encode()}
     keeper = StoreKeeper(socket.socket(fileno=int(descriptor)), key, notes)
     _serve(keeper, mailbox, Coordinator(int(workers)))
     mailbox.close()
@@ -67,21 +69,22 @@ def main() -> None:
 
 def _serve(
     keeper: StoreKeeper,
-    mailbox: StreamMailbox[Message],
+    mailbox: Mailbox[Message],
     coordinator: Coordinator,
 ) -> None:
     def act(actions: list[Action]) -> None:
         for action in actions:
             assert isinstance(action, Send)
-            mailbox.reply(action.to, [action.message])
+            mailbox.send(Packet(action.to, [action.message]))
 
     last, patience = time.monotonic(), START_SECONDS
     while time.monotonic() < last + patience:
-        for packet in mailbox.receive(TURN_SECONDS):
-            for message in packet.messages:
+        for event in mailbox.receive(TURN_SECONDS):
+            if isinstance(event, Closed):
+                act(coordinator.handle(Lost(event.peer)))
+                continue
+            for message in event.messages:
                 act(coordinator.handle(message))
-        while mailbox.lost:
-            act(coordinator.handle(Lost(mailbox.lost.popleft())))
         if keeper.has_members:
             last, patience = time.monotonic(), LINGER_SECONDS
 

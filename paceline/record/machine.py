@@ -7,7 +7,16 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("paceline", "torch", "numpy", "pyzmq", "msgspec", "mpi4py", "tensorflow-cpu", "ray")
+PACKAGES = (
+    "paceline",
+    "torch",
+    "numpy",
+    "cryptography",
+    "msgspec",
+    "mpi4py",
+    "tensorflow-cpu",
+    "ray",
+)
 
 
 def describe() -> dict[str, object]:

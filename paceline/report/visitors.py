@@ -1,5 +1,6 @@
-"""Whoever opens a connection to the live page and does not ask for anything, or for nothing it may
-have, is shown the door: as at every port of a job, not many may wait, and not for long.
+"""Close connections to the live page that ask for nothing, or for nothing that they may have.
+
+As at every port of a job, few of them may be open at once, and each for a few seconds.
 """
 
 import asyncio
@@ -7,14 +8,14 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from paceline.wire.handshake import HELLO_SECONDS, Lobby
+from paceline.wire.listener import HELLO_SECONDS, UnauthenticatedPeers
 
 
 def protocol() -> type[H11Protocol]:
-    """What uvicorn makes of each connection to one page, which has one lobby."""
+    """What uvicorn makes of each connection to one page, which has one such list."""
 
     class Visitor(_Visitor):
-        lobby: Lobby[_Visitor] = Lobby()
+        waiting: UnauthenticatedPeers[_Visitor] = UnauthenticatedPeers()
 
     return Visitor
 
@@ -22,25 +23,25 @@ def protocol() -> type[H11Protocol]:
 class _Visitor(H11Protocol):
     """A connection; it ends when nothing is being answered on it."""
 
-    lobby: Lobby["_Visitor"]
+    waiting: UnauthenticatedPeers["_Visitor"]
     _next_look: asyncio.TimerHandle
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._next_look = self.loop.call_later(HELLO_SECONDS, self._look)
-        first = self.lobby.enter(self)
+        first = self.waiting.add(self)
         if first is not None:
             first._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._next_look.cancel()
-        self.lobby.leave(self)
+        self.waiting.remove(self)
         super().connection_lost(exc)
 
     def _look(self) -> None:
         """What takes long to answer is a page's events, which only its token opens."""
         self._next_look.cancel()
-        self.lobby.leave(self)
+        self.waiting.remove(self)
         if self.cycle is not None and not self.cycle.response_complete:
             self._next_look = self.loop.call_later(HELLO_SECONDS, self._look)
         else:

@@ -38,7 +38,7 @@ from paceline.served.client import WorkerSide
 from paceline.served.job_plan import AnyMessage, JobPlan
 from paceline.served.server import ServerSide
 from paceline.served.transports import Payloads
-from paceline.wire import Mailbox, Packet
+from paceline.wire import Closed, Mailbox, Packet
 
 TRAVELLING = (Assign, AssignState, State)
 """Messages whose payloads go in packets also where members share memory."""
@@ -67,6 +67,7 @@ class MemberLoop:
         self._worker, self._server = worker, server
         machines = worker.machine if worker else None, server.machine if server else None
         self._member = Member(mailbox.name, self, *machines)
+        self._place = worker.place if worker is not None else None
         self._payloads: Payloads = ()
         """Of the packet that is being handled."""
         self._closed: Counter[str] = Counter()
@@ -99,26 +100,31 @@ class MemberLoop:
 
     def _run(self, until: Callable[[], bool]) -> None:
         mailbox, worker, idle = self._mailbox, self._worker, True
+        place = self._place
         while not until():
-            packets = self._look() if idle and self._spins else []
-            packets = packets or mailbox.receive(IDLE_SECONDS if idle else 0.0)
+            arrived = self._look() if idle and self._spins else []
+            arrived = arrived or mailbox.receive(IDLE_SECONDS if idle else 0.0, place)
             self._arrived = time.monotonic()
             if worker is not None:
                 self._drain(worker)
-            for packet in packets:
-                self._take(packet)
-                if worker is not None and not packet.for_server:
+            for event in arrived:
+                if isinstance(event, Closed):
+                    self._lose(event)
+                    continue
+                self._take(event)
+                if worker is not None and not event.for_server:
                     worker.release()
                     self._drain(worker)
-            while mailbox.lost:  # all that they had sent has been told
-                self._lose(mailbox.lost.popleft())
             idle = self._member.work()
             if worker is not None:
                 worker.release()
 
-    def _lose(self, peer: str) -> None:
+    def _lose(self, event: Closed) -> None:
         """Between two that serve there are two connections: what came by either has been told when
         both have closed."""
+        peer = event.peer
+        if event.why:
+            self._note(f"{self._mailbox.name} closed the connection to {peer}: {event.why}.")
         self._closed[peer] += 1
         serve_both = all(
             self._plan.seat_of(name) is not None for name in (peer, self._mailbox.name)
@@ -126,12 +132,12 @@ class MemberLoop:
         if self._closed[peer] == (2 if serve_both else 1):
             self._member.lose(peer)
 
-    def _look(self) -> list[Packet[AnyMessage]]:
+    def _look(self) -> list[Packet[AnyMessage] | Closed]:
         """Packets that come within moments, while the training thread waits."""
         worker, end = self._worker, 0.0
         while worker is not None and worker.is_awaited and not worker.requests:
-            if packets := self._mailbox.receive(0.0):
-                return packets
+            if arrived := self._mailbox.receive(0.0, self._place):
+                return arrived
             now = time.monotonic()
             end = end or now + SPIN_SECONDS
             if now > end:
@@ -151,12 +157,12 @@ class MemberLoop:
 
     def _drain(self, worker: WorkerSide) -> None:
         """Tell the machine what has departed, and do what the training thread asked for."""
-        departed, requests = self._mailbox.departed, worker.requests
-        while departed or requests:
-            if departed:
-                pushes = [m for m in departed.popleft() if isinstance(m, Push)]
+        mailbox, requests = self._mailbox, worker.requests
+        while (departed := mailbox.departures()) or requests:
+            for messages in departed:
+                pushes = [m for m in messages if isinstance(m, Push)]
                 self._member.tell(*(Departed(push.chunk) for push in pushes))
-            else:
+            if not departed:
                 self._member.tell(*requests.popleft())
 
     def _take(self, packet: Packet[AnyMessage]) -> None:
@@ -187,17 +193,17 @@ class MemberLoop:
             case Handed() as handed:
                 assert self._worker is not None
                 filled, parts = self._worker.hand(handed)
-                self._mailbox.send(to, [filled], parts)
+                self._mailbox.send(Packet(to, [filled], parts, for_server=True))
                 return
             case Assign() | AssignState():
                 assert self._worker is not None
                 given, parts = self._worker.given.popleft()
-                self._mailbox.send(to, [given], parts)
+                self._mailbox.send(Packet(to, [given], parts, for_server=True))
                 return
             case Copy() | State() as message:
                 assert self._server is not None
                 stated, parts = self._server.fill(message)
-                self._mailbox.reply(to, [stated], parts)
+                self._mailbox.send(Packet(to, [stated], parts))
                 return
         messages = cast("list[AnyMessage]", [send.message for send in sends])
         chunk, rules = sends[0].payload, self._plan.rules
@@ -206,12 +212,13 @@ class MemberLoop:
             if chunk is not None:
                 assert self._worker is not None
                 payloads = self._worker.transports[chunk].gradient_payloads(chunk)
-            self._mailbox.send(to, messages, payloads, tracked=rules.window is not None)
+            packet = Packet(to, messages, payloads, for_server=True)
+            self._mailbox.send(packet, tracked=rules.window is not None)
         else:
             if chunk is not None:
                 assert self._server is not None
                 payloads = self._server.transports[to].weights_payloads(chunk)
-            self._mailbox.reply(to, messages, payloads, copy=not rules.exclusive)
+            self._mailbox.send(Packet(to, messages, payloads), copied=not rules.exclusive)
 
     def do(self, action: Action) -> None:
         match action:

@@ -27,9 +27,11 @@ from paceline.served.memory import Flats
 from paceline.served.server import ServerSide
 from paceline.served.shapes import Exchanged, check_plan, make_job_plan, shape_of
 from paceline.served.transports import Local, Shared, Spared, Transport, Transports, Wire
-from paceline.wire import Mailbox, Segment, StreamMailbox, Ticket, ZeroMqMailbox
+from paceline.wire import Mailbox, Segment, Ticket
 
 LEAVING_SECONDS = 0.002
+LEAST_LIMIT_BYTES = 64 << 20
+"""A connection that announces a larger payload than this and than its chunks is closed."""
 
 
 @dataclass(kw_only=True)
@@ -233,12 +235,16 @@ def _open_mailbox(
     # Inside one host, and in emulated hosts nobody else can reach, the key admits members; between
     # real hosts what they say is encrypted too, unless the user trusts the network.
     exposed = not identity.on_one_host and not identity.owns_interfaces
-    kind = ZeroMqMailbox if exposed and options.encrypt else StreamMailbox
-    mailbox: Mailbox[AnyMessage] = kind(identity.name, AnyMessage, meeting.key(identity.key, leads))
+    chunk_bytes = max((chunk.size_bytes for chunk in plan.layout.chunks), default=0)
+    mailbox: Mailbox[AnyMessage] = Mailbox(
+        identity.name,
+        AnyMessage,
+        meeting.key(identity.key, leads),
+        encrypted=exposed and options.encrypt,
+        largest_payload=max(LEAST_LIMIT_BYTES, 4 * chunk_bytes),  # optimizer state, places beside
+    )
     if plan.seat_of(identity.name) is not None:
-        chunk_bytes = max((chunk.size_bytes for chunk in plan.layout.chunks), default=0)
-        mailbox.largest_bytes = max(4 << 20, 2 * chunk_bytes)  # top-k sends places beside values
-        endpoint = mailbox.bind("" if plan.rules.shared else identity.address)
+        endpoint = mailbox.listen("" if plan.rules.shared else identity.address)
         meeting.leave(f"mailbox/{identity.name}", endpoint)
     return mailbox
 
@@ -300,9 +306,7 @@ def _make_worker(
         "wake": mailbox.wake,
         "deadline_seconds": context.deadline_seconds,
     }
-    worker = WorkerSide(**common) if staging is None else DeviceWorker(staging, **common)
-    mailbox.place = worker.place
-    return worker
+    return WorkerSide(**common) if staging is None else DeviceWorker(staging, **common)
 
 
 def _connect(mailbox: Mailbox[AnyMessage], plan: JobPlan, meeting: Meeting) -> None:

@@ -1,157 +1,162 @@
-"""Before a byte of a connection counts, both ends show that they know the job's key.
+"""Before a byte of a connection counts, both ends prove that they know the job's key.
 
-    callee -> caller    a random number
-    caller -> callee    who calls, a random number of its own, a proof over both
-    callee -> caller    a proof over both; nothing at all where it refuses
+    responder -> initiator    a random number
+    initiator -> responder    both names, a random number, a public key, a proof over all of it
+    responder -> initiator    a public key, a proof over all of it; nothing if it refuses
 
-A proof holds for these two numbers and these two names, so what was overheard opens nothing later.
-The secret itself never travels. What moves the bytes is `stream.py` and `store.py`.
+A proof holds for these two numbers and these two names, so a recorded one is worth nothing later,
+and the purposes differ, so none can be sent back to its author. The job's key never travels. With
+encryption the public keys are ephemeral X25519 keys, from which both ends compute the session keys.
+
+Nothing here does input or output: `channel.py` moves the bytes.
 """
 
-import os
 import secrets
-import socket
-import struct
-import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from paceline.wire.keys import JobKey
 
-HELLO_SECONDS = 5.0
-"""How long one who calls may take to say who it is."""
-
 HELLO_BYTES = 1024
-"""More than a hello can have; what announces more is refused before it is read."""
-
-AT_ONCE = 128
-"""Callers that have not said who they are; the first to come makes room for one more."""
+"""No message of a handshake is longer; a longer one is refused before it is read."""
 
 NONCE_BYTES = 32
+_PUBLIC_BYTES = 32
 
-L = TypeVar("L")
+T = TypeVar("T")
 
 
-class _Hello(msgspec.Struct, frozen=True, array_like=True):
-    caller: str
+class _Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    initiator: str
+    responder: str
     nonce: bytes
+    public: bytes
     proof: bytes
 
 
-class Caller:
+class _Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    public: bytes
+    proof: bytes
+
+
+class SessionKeys(msgspec.Struct, frozen=True):
+    """The keys of one encrypted connection, as one end of it sees them."""
+
+    send: bytes
+    receive: bytes
+
+
+class _End:
+    """What both ends of a handshake have in common."""
+
+    def __init__(self, key: JobKey, own: str, peer: str, encrypted: bool) -> None:
+        self.own, self.encrypted = own, encrypted
+        self.peer = peer
+        """The other end's name; empty until a responder knows it."""
+
+        self.done = False
+        self.refused = False
+        """The other end has another key, or does not begin as a member does."""
+
+        self.keys: SessionKeys | None = None
+        self._key = key
+        self._private: X25519PrivateKey | None = None
+
+    def _public(self) -> bytes:
+        """Return our ephemeral public key; empty without encryption."""
+        if not self.encrypted:
+            return b""
+        self._private = X25519PrivateKey.generate()
+        return self._private.public_key().public_bytes_raw()
+
+    def _shared(self, public: bytes) -> bytes:
+        assert self._private is not None
+        return self._private.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+class Initiator(_End):
     """The end that opened the connection, to a member that it knows by name."""
 
-    def __init__(self, key: JobKey, own: str, callee: str) -> None:
-        self._key, self._own, self._callee = key, own, callee
-        self._said: tuple[bytes, ...] | None = None
+    _said: tuple[bytes, ...] = ()
 
-    def answer(self, challenge: bytes) -> bytes | None:
-        """The hello; None to one that does not begin as a member does."""
-        if len(challenge) != NONCE_BYTES or self._said is not None:
+    def answer(self, message: bytes) -> bytes | None:
+        """Return what to send next; None once there is nothing more to send."""
+        if not self._said:
+            return self._hello(message)
+        self.done = self._is_welcome(message)
+        self.refused = not self.done
+        return None
+
+    def _hello(self, challenge: bytes) -> bytes | None:
+        if len(challenge) != NONCE_BYTES:
+            self.refused = True
             return None
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        self._said = (challenge, nonce, self._own.encode(), self._callee.encode())
-        return msgspec.msgpack.encode(
-            _Hello(self._own, nonce, self._key.derive(b"caller", *self._said))
-        )
+        nonce, public = secrets.token_bytes(NONCE_BYTES), self._public()
+        self._said = _transcript(challenge, self.own, self.peer, self.encrypted, nonce, public)
+        proof = self._key.derive(b"initiator", *self._said)
+        hello = _Hello(self.own, self.peer, nonce, public, proof)
+        return msgspec.msgpack.encode(hello)
 
-    @property
-    def has_answered(self) -> bool:
-        return self._said is not None
+    def _is_welcome(self, message: bytes) -> bool:
+        welcome = _decoded(message, _Welcome)
+        if welcome is None:
+            return False
+        said = (*self._said, welcome.public)
+        if not self._key.matches(welcome.proof, b"responder", *said):
+            return False
+        if self.encrypted:
+            keys = self._key.session_keys(self._shared(welcome.public), *said)
+            self.keys = SessionKeys(send=keys[0], receive=keys[1])
+        return True
 
-    def accepts(self, proof: bytes) -> bool:
-        """Whether the other end knows the key too."""
-        return self._said is not None and self._key.matches(proof, b"callee", *self._said)
 
-    def session(self) -> bytes:
-        """A secret of this connection alone."""
-        assert self._said is not None, "there is none before both have spoken"
-        return self._key.derive(b"session", *self._said)
-
-
-class Callee:
+class Responder(_End):
     """The end that was called."""
 
-    def __init__(self, key: JobKey, own: str) -> None:
+    def __init__(self, key: JobKey, own: str, encrypted: bool) -> None:
+        super().__init__(key, own, "", encrypted)
         self.challenge = secrets.token_bytes(NONCE_BYTES)
-        self.caller = ""
-        """Its name, once it is known."""
 
-        self._key, self._own = key, own
-        self._said: tuple[bytes, ...] = ()
+    def answer(self, message: bytes) -> bytes | None:
+        """Return the welcome for a member, and the refusal for an unauthenticated peer.
 
-    def welcome(self, hello: bytes | memoryview) -> bytes | None:
-        """The answer to a member; None to a stranger."""
-        try:
-            heard = msgspec.msgpack.decode(hello, type=_Hello)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        None for one that calls somebody else: an address was used again, and it may call again.
+        """
+        self.refused = True
+        hello = _decoded(message, _Hello)
+        if hello is None or not hello.initiator:
+            return b""
+        if hello.responder != self.own:
             return None
-        said = (self.challenge, heard.nonce, heard.caller.encode(), self._own.encode())
-        known = self._key.matches(heard.proof, b"caller", *said)
-        if not known or len(heard.nonce) != NONCE_BYTES or not heard.caller:
-            return None
-        self.caller, self._said = heard.caller, said
-        return self._key.derive(b"callee", *said)
-
-    def session(self) -> bytes:
-        assert self._said, "there is none before both have spoken"
-        return self._key.derive(b"session", *self._said)
-
-
-class Lobby(Generic[L]):
-    """Who has called and not yet said who it is: not many, and not for long."""
-
-    def __init__(
-        self,
-        at_once: int = AT_ONCE,
-        seconds: float = HELLO_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._at_once, self._seconds, self._clock = at_once, seconds, clock
-        self.until: dict[L, float] = {}
-        """Who is in -> when it must have said who it is; in the order they came."""
-
-    def __len__(self) -> int:
-        return len(self.until)
-
-    def enter(self, caller: L) -> L | None:
-        """Take one in; returns the one that has to go for it."""
-        self.until[caller] = self._clock() + self._seconds
-        if len(self.until) <= self._at_once:
-            return None
-        first = next(iter(self.until))
-        del self.until[first]
-        return first
-
-    def leave(self, caller: L) -> None:
-        self.until.pop(caller, None)
-
-    def everybody(self) -> list[L]:
-        return list(self.until)
-
-    def overdue(self) -> list[L]:
-        """Those whose time is over; they are in no longer."""
-        now = self._clock()
-        late = []
-        for caller, until in self.until.items():  # in the order they came
-            if until > now:
-                break
-            late.append(caller)
-        for caller in late:
-            del self.until[caller]
-        return late
-
-    def timeout(self, at_most: float) -> float:
-        """How long to wait for anything before somebody is overdue."""
-        if not self.until:
-            return at_most
-        return max(0.0, min(at_most, next(iter(self.until.values())) - self._clock()))
+        said = _transcript(
+            self.challenge, hello.initiator, self.own, self.encrypted, hello.nonce, hello.public
+        )
+        known = self._key.matches(hello.proof, b"initiator", *said)
+        if not known or len(hello.nonce) != NONCE_BYTES:
+            return b""
+        if len(hello.public) != (_PUBLIC_BYTES if self.encrypted else 0):
+            return b""
+        public = self._public()
+        said = (*said, public)
+        if self.encrypted:
+            keys = self._key.session_keys(self._shared(hello.public), *said)
+            self.keys = SessionKeys(send=keys[1], receive=keys[0])
+        self.peer, self.done, self.refused = hello.initiator, True, False
+        return msgspec.msgpack.encode(_Welcome(public, self._key.derive(b"responder", *said)))
 
 
-def is_own_user(line: socket.socket) -> bool:
-    """Whether a process of ours, or root's, is at the other end of a Unix socket."""
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return user in (0, os.geteuid())
+def _transcript(
+    challenge: bytes, initiator: str, responder: str, encrypted: bool, nonce: bytes, public: bytes
+) -> tuple[bytes, ...]:
+    mode = b"encrypted" if encrypted else b"plain"
+    return challenge, initiator.encode(), responder.encode(), mode, nonce, public
+
+
+def _decoded(message: bytes, kind: type[T]) -> T | None:
+    """Return the message; None if an unauthenticated peer sent nonsense, however deeply nested."""
+    try:
+        return msgspec.msgpack.decode(message, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,15 +1,16 @@
-"""The job's secret and what is made from it: who may join, and encryption between hosts."""
+"""The job's secret, and what is derived from it: proofs of membership and session keys."""
 
-import hashlib
 import hmac
 import secrets
 
-import zmq
-from zmq.utils import z85
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+KEY_BYTES = 32
 
 
 class JobKey:
-    """Everyone who knows the secret is a member; nobody else is."""
+    """Everyone who knows the secret is a member; no other process is."""
 
     def __init__(self, secret: str) -> None:
         assert secret, "a job of several members has a key"
@@ -17,26 +18,23 @@ class JobKey:
 
     @classmethod
     def random(cls) -> "JobKey":
-        return cls(secrets.token_hex(32))
+        return cls(secrets.token_hex(KEY_BYTES))
 
     def derive(self, purpose: bytes, *parts: bytes) -> bytes:
-        """32 bytes that only a member can make, others for every purpose and every part."""
-        told = b"".join(len(part).to_bytes(4, "little") + part for part in (purpose, *parts))
-        return hmac.digest(self._secret, told, "sha256")
+        """Return 32 bytes that only a member can compute, different for each purpose and parts."""
+        content = b"".join(len(part).to_bytes(4, "little") + part for part in (purpose, *parts))
+        return hmac.digest(self._secret, content, "sha256")
 
     def matches(self, proof: bytes, purpose: bytes, *parts: bytes) -> bool:
         return hmac.compare_digest(self.derive(purpose, *parts), proof)
 
-    def protect_server(self, socket: zmq.Socket[bytes]) -> None:
-        """CurveZMQ: only a client that can derive our public key completes the handshake."""
-        public, secret = self._pair()
-        socket.curve_publickey, socket.curve_secretkey = public, secret
-        socket.curve_server = True
+    def session_keys(self, shared: bytes, *transcript: bytes) -> tuple[bytes, bytes]:
+        """Return one key for each direction of a connection: caller to listener, and back.
 
-    def protect_client(self, socket: zmq.Socket[bytes]) -> None:
-        socket.curve_serverkey = self._pair()[0]
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-
-    def _pair(self) -> tuple[bytes, bytes]:
-        secret = z85.encode(hashlib.sha256(b"curve " + self._secret).digest())
-        return zmq.curve_public(secret), secret
+        `shared` is the secret of an ephemeral Diffie-Hellman exchange: who learns the job's key
+        later cannot read what was recorded before.
+        """
+        salt = self.derive(b"session", *transcript)
+        hkdf = HKDF(SHA256(), length=2 * KEY_BYTES, salt=salt, info=b"paceline channel")
+        keys = hkdf.derive(shared)
+        return keys[:KEY_BYTES], keys[KEY_BYTES:]

@@ -20,7 +20,7 @@ from paceline.diagnose.stall_causes import likely_cause
 from paceline.diagnose.stalls import Stalls
 from paceline.diagnose.thread_stacks import Frame, ThreadStack
 from paceline.record import RunFolder
-from paceline.wire import listeners
+from paceline.wire import gloo_ports
 
 THERE = "print('there', flush=True)\n"
 SECONDS = 60.0
@@ -189,7 +189,7 @@ def deaf():
 
 
 def test_a_port_that_is_blocked_is_seen(deaf):
-    listeners._attach(deaf)
+    gloo_ports._attach(deaf)
     with socket.socket() as line:
         line.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -203,7 +203,7 @@ def test_a_port_that_is_blocked_is_seen(deaf):
 def test_bytes_that_nobody_acknowledges_are_seen(deaf):
     with socket.create_connection(deaf.getsockname()) as line, deaf.accept()[0] as other:
         assert not unheard(psutil.Process())
-        listeners._attach(other)
+        gloo_ports._attach(other)
         line.sendall(b"gradient")
         wait_for(lambda: unheard(psutil.Process()))
         (end,) = unheard(psutil.Process())

@@ -19,7 +19,7 @@ from paceline.errors import SpecError
 from paceline.record import MemberRecord, RecordedEvent, RunFolder, Step
 from paceline.report import live
 from paceline.report.tail import HISTORY, SILENT_SECONDS, History, RunTail
-from paceline.wire.handshake import AT_ONCE
+from paceline.wire.listener import AT_ONCE
 from tests.support import webdriver
 from tests.support.synthetic import Times, synchronous_run
 

@@ -27,7 +27,7 @@ def besiege(tmp_path, name, messages):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("tcp", marks=pytest.mark.slow), "colocated", "curve", "ring"]
+    "name", [pytest.param("tcp", marks=pytest.mark.slow), "colocated", "encrypted", "ring"]
 )
 def test_strangers_at_every_port_change_nothing(tmp_path, name):
     besiege(tmp_path, name, 400)

@@ -4,13 +4,12 @@ import socket
 import threading
 import time
 
-import msgspec
 import pytest
 
 from paceline.errors import DeadlineError, ExchangeError
 from paceline.wire import JobKey, StoreClient, StoreKeeper
-from paceline.wire.handshake import AT_ONCE, Caller, Lobby
-from paceline.wire.sealing import LENGTH, Seal
+from paceline.wire.channel import LENGTH
+from paceline.wire.listener import AT_ONCE, UnauthenticatedPeers
 from paceline.wire.store import Add, Check, Delete, Get, Set, Wait
 
 KEY = JobKey("secret")
@@ -96,7 +95,7 @@ def test_another_key_is_told_so(keeper):
     until(lambda: keeper.refused == 1)
 
 
-def test_who_listens_there_but_is_no_store_is_told_so():
+def test_another_service_at_the_address_is_said_to_be_none_of_the_job():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():
@@ -106,7 +105,7 @@ def test_who_listens_there_but_is_no_store_is_told_so():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ExchangeError, match="not the job's store"):
+        with pytest.raises(ExchangeError, match="is not store of this job"):
             StoreClient("127.0.0.1", listener.getsockname()[1], KEY, "worker0", 10)
         thread.join()
 
@@ -136,7 +135,7 @@ NESTED = b"\x94\xa7worker0\xc4\0\xc4\0" + b"\x91" * 1000
 def test_a_stranger_is_refused_and_costs_nothing(keeper, words):
     one = client(keeper)
     one.ask(Set("a", b"0"), 30)  # it is in: only strangers have little time
-    keeper._lobby = Lobby(seconds=0.2)
+    keeper._mailbox._listener.peers = UnauthenticatedPeers(seconds=0.2)
     with call(keeper) as line:
         line.sendall(words)
         until(lambda: keeper.refused == 1)
@@ -148,42 +147,26 @@ def test_silent_connections_hold_up_nobody(keeper):
     silent = [call(keeper) for _ in range(2 * AT_ONCE)]
     one = client(keeper)
     one.ask(Set("a", b"1"), 30)
-    assert len(keeper._lobby) <= AT_ONCE
+    assert len(keeper._mailbox._listener.peers) <= AT_ONCE
     one.close()
     for line in silent:
         line.close()
 
 
-def test_what_is_said_is_covered_and_a_change_is_noticed(keeper):
-    """On the wire: no note in the clear; a frame that was changed or is played again ends it."""
-    with call(keeper) as line:
-        caller = Caller(KEY, "worker0", "store")
-        line.recv(LENGTH.size)
-        hello = caller.answer(line.recv(32))
-        line.sendall(LENGTH.pack(len(hello)) + hello)
-        assert caller.accepts(line.recv(1000)[LENGTH.size :])
-        seal = Seal(caller.session(), "request")
-        frame = seal.close(msgspec.msgpack.encode(Set("weights", b"secret numbers")))
-        assert b"weights" not in frame
-        assert b"secret" not in frame
-        line.sendall(frame)
-        assert line.recv(1000)
-        line.sendall(frame)
-        assert line.recv(1000) == b"", "played again"
-    assert keeper._notes == {"weights": b"secret numbers"}
+def test_a_request_that_cannot_be_read_ends_its_connection_and_no_other(keeper):
+    one, other = client(keeper), client(keeper, name="worker1")
+    one._idle[0].send(b"\x93 nonsense", time.monotonic() + 30)
+    with pytest.raises(OSError, match="closed"):
+        one.ask(Get("a"), 30)
+    other.ask(Set("a", b"1"), 30)
+    assert client(keeper).ask(Get("a"), 30) == b"1"
+    other.close()
 
 
-def test_a_seal_opens_only_what_comes_next():
-    session = b"s" * 32
-    frames = [Seal(session, "request").close(b"one")[LENGTH.size :]]
-    seal = Seal(session, "request")
-    assert seal.open(frames[0]) == b"one"
-    for wrong in (frames[0], b"", b"x" * 40):
-        with pytest.raises(ExchangeError):
-            seal.open(wrong)
-    with pytest.raises(ExchangeError):
-        Seal(session, "answer").open(frames[0])
-    changed = bytearray(frames[0])
-    changed[-1] ^= 1
-    with pytest.raises(ExchangeError):
-        Seal(session, "request").open(bytes(changed))
+def test_a_large_note_arrives_and_leaves_no_large_buffer(keeper):
+    one, note = client(keeper), bytes(range(256)) * 400_000
+    one.ask(Set("weights", note), 60)
+    assert one.ask(Get("weights"), 60) == note
+    assert one.ask(Check(["weights"]), 30) is True
+    assert len(one._idle[0]._channel._start) < 1 << 20
+    one.close()

@@ -26,7 +26,7 @@ from paceline.collectives.context import Context
 from paceline.collectives.group import interface_of
 from paceline.compute.batchwise import unlike_single
 from paceline.errors import SpecError
-from paceline.wire.listeners import shut_behind
+from paceline.wire.gloo_ports import shut_behind
 
 WHERE = "architecture pipeline"
 

@@ -12,7 +12,7 @@ from paceline.collectives.group import kept
 from paceline.collectives.proof import proven
 from paceline.compute.units import Unit, UnitChain
 from paceline.protocol.pipeline import Pipe
-from paceline.wire.listeners import shut_behind
+from paceline.wire.gloo_ports import shut_behind
 
 
 class Places:
