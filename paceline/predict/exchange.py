@@ -38,7 +38,7 @@ SETTLED = 1e-3
 """Steps that differ by less repeat themselves."""
 
 KERNEL_BYTES = WINDOW_BYTES + (1 << 18)
-"""Bytes of each connection on their way and not yet sent (wire/connection.py).
+"""Bytes of each connection on their way and not yet sent (wire/sockets.py).
 
 Compressed chunks are small: the kernel takes so many that the worker's window no longer keeps
 urgent ones from queueing."""
