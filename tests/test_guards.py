@@ -205,7 +205,7 @@ def test_a_public_class_name_occurs_once():
 
 EXPLAINED_FOLDERS = [
     "session", "session/loader", "session/observers", "builtin", "launch", "diagnose", "compute",
-    "record", "telemetry", "data", "models",
+    "record", "telemetry", "data", "models", "wire",
 ]  # fmt: skip
 
 

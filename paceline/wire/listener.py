@@ -1,7 +1,7 @@
 """Authenticate those who call before anything else sees them, and bound what the others cost.
 
-Every port of a job is a `Listener`. An unauthenticated peer costs a descriptor among few, for few
-seconds, and at most one kilobyte is read of it. A flood of them costs a part of one core.
+An unauthenticated peer costs a descriptor among few, for a few seconds, and at most one kilobyte is
+read of it. A flood of them costs a part of one core.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class UnauthenticatedPeers(Generic[P]):
         return max(0.0, min(at_most, next(iter(self.until.values())) - self._clock()))
 
 
-class Listener:
+class ChannelListener:
     """A listening socket; `fileno` is readable when `accept` has something to do."""
 
     def __init__(

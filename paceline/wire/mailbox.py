@@ -20,7 +20,7 @@ from paceline.wire.blocking import AGAIN_SECONDS, not_a_member
 from paceline.wire.channel import LARGEST_HEAD_BYTES, Channel
 from paceline.wire.handshake import Initiator
 from paceline.wire.keys import JobKey
-from paceline.wire.listener import Listener
+from paceline.wire.listener import ChannelListener
 from paceline.wire.sockets import CONNECT_SECONDS, bound_buffers, connected, listen, unacknowledged
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Mailbox(Generic[T]):
         self._largest_head, self._largest_payload = largest_head, largest_payload
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(tuple[list[int], list[message_type]])
-        self._listener: Listener | None = None
+        self._listener: ChannelListener | None = None
         self._servers: dict[str, Channel] = {}
         self._workers: dict[str, Channel] = {}
         self._channels: dict[int, Channel] = {}
@@ -126,7 +126,7 @@ class Mailbox(Generic[T]):
         file: nothing stays behind, even after kill -9.
         """
         listener, endpoint = (where, "") if isinstance(where, socket.socket) else listen(where)
-        self._listener = Listener(
+        self._listener = ChannelListener(
             listener,
             self._key,
             self.name,
@@ -294,7 +294,7 @@ class Mailbox(Generic[T]):
             del self._calls[channel.peer]
             self._write(channel)
 
-    def _welcome(self, listener: Listener) -> None:
+    def _welcome(self, listener: ChannelListener) -> None:
         """Take over those who are authenticated now."""
         for channel in listener.accept():
             self._workers[channel.peer] = channel

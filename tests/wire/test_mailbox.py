@@ -316,9 +316,9 @@ def test_a_worker_that_is_gone_is_reported_after_all_that_it_had_sent(pair, way)
     assert receive(server)[0].peer == "worker0", "it has not gone"
 
 
-def test_bytes_that_a_leaving_worker_has_not_read_take_nothing_back_that_it_sent(pair):
+def test_bytes_that_a_leaving_worker_has_not_read_take_nothing_back_that_it_sent(way):
     """The kernel drops what it has still to send when a socket is closed with unread bytes."""
-    server, worker, _ = pair
+    server, worker, _ = connected(way)
     pushes = [push(chunk=number) for number in range(400)]
     for each in pushes:
         send(worker, [each], [bytes(100_000)])
@@ -328,6 +328,7 @@ def test_bytes_that_a_leaving_worker_has_not_read_take_nothing_back_that_it_sent
     closing.start()
     events = receive_until_closed(server)
     closing.join()
+    server.close()
     assert [packet.messages for packet in early + events[:-1]] == [[each] for each in pushes]
 
 
