@@ -30,7 +30,7 @@ def main() -> None:
     assert emulated is not None, "this benchmark emulates its devices"
     # gloo would otherwise choose the interface by resolving the name of the machine.
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(session.identity.address) or ""
-    store = session.context(torch.device("cpu")).store
+    store = session.context(torch.device("cpu"), 0).store
     assert store is not None, "the workers of this benchmark meet at a store"
     dist.init_process_group(
         "gloo",

@@ -34,8 +34,21 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def architecture(self) -> str:
-        """What the table calls it: our architecture, or the peer's name."""
-        return self.peer or self.wanted or spec.format_architecture(self.experiment.architecture)
+        """What the table calls it: our architecture, whose software it is predicted for where that
+        is not ours, or the peer's name."""
+        if self.peer or self.wanted:
+            return self.peer or self.wanted
+        text, software = spec.format_architecture(self.experiment.architecture), self.software
+        return f"{text} as {software}" if software else text
+
+    @property
+    def software(self) -> str:
+        """The software stack that a prediction is of; empty for ours, and for one worker, which
+        exchanges nothing."""
+        experiment = self.experiment
+        stack = experiment.prediction.stack
+        others = experiment.engine == "predict" and stack != spec.Prediction().stack
+        return stack if others and experiment.architecture != spec.Single() else ""
 
     @property
     def global_batch(self) -> int | None:
@@ -187,11 +200,12 @@ def _with_threads(comparison: spec.Comparison) -> spec.Experiment:
 
 def _cell(experiment: spec.Experiment, peer: str = "", wanted: str = "") -> Cell:
     workload, cluster = experiment.workload, experiment.cluster
+    made = Cell(key="", experiment=experiment, peer=peer, wanted=wanted)
     total = f"g{workload.global_batch}" if workload.global_batch else f"b{workload.batch or 32}"
     script = workload.script
     parts = [
         *((workload.model, workload.data, total) if script is None else (str(script),)),
-        peer or wanted or spec.format_architecture(experiment.architecture),
+        made.architecture,
         f"w{cluster.workers}",
         f"s{experiment.num_servers}" if experiment.num_servers else "",
         experiment.engine if experiment.engine != "here" else "",
@@ -201,4 +215,4 @@ def _cell(experiment: spec.Experiment, peer: str = "", wanted: str = "") -> Cell
     ]
     key = re.sub(r"[^A-Za-z0-9.=+-]+", "_", "-".join(filter(None, parts)))
     named = spec.replace(experiment, name=key)
-    return Cell(key=key, experiment=named, peer=peer, wanted=wanted)
+    return msgspec.structs.replace(made, key=key, experiment=named)
