@@ -44,7 +44,7 @@ def test_a_misspelt_name_gets_a_suggestion():
     ("name", "clients"),
     [
         ("p1-fig10-1gbit", {"server:mode=async", "server:mode=async as tensorflow"}),
-        ("p3-fig5", {"ring", "ring as horovod", "server", "server as tensorflow"}),
+        ("p3-fig5", {"ring", "ring as horovod", "hybrid:between=server", "server as tensorflow"}),
     ],
 )
 def test_a_figure_has_the_papers_client_beside_ours(name, clients):
