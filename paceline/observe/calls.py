@@ -6,6 +6,8 @@ The calls are made as before; only the moments before and after them are kept. W
 
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +59,8 @@ class Window(NamedTuple):
 class Calls:
     """Keeps a window for each call, until the ring takes them."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: Hooks, guard: Callable[..., Any]) -> None:
+        """`guard` wraps what is ours around a call."""
         self._hooks = hooks
         self._depth = 0
         self._works: dict[int, tuple[float, float, str, int | None]] = {}
@@ -66,6 +69,10 @@ class Calls:
         """When the call that goes on now began."""
         self.clock: StepClock | None = None
         """The one that is told of waiting; None before the first step."""
+
+        # An error of ours must not reach the script's own calls.
+        self._begin_waiting, self._end_waiting = guard(self._enter), guard(self._leave)
+        self._keep = guard(self._keep_window)
 
     def install(self) -> None:
         import torch.distributed as dist
@@ -99,50 +106,53 @@ class Calls:
         return call
 
     def _call(self, name: str, original: Any, given: Any, named: Any) -> Any:
-        phase = self._phase()
-        if named.get("async_op"):
-            phase = None
+        waiting = None if named.get("async_op") else self._begin_waiting()
         begin, self._depth = time.monotonic(), self._depth + 1
         self.open_since = begin
         try:
-            if phase is None:
-                result = original(*given, **named)
-            else:
-                with phase.within("exchange_exposed"):
-                    result = original(*given, **named)
+            result = original(*given, **named)
         finally:
             self._depth -= 1
-            end = time.monotonic()
-        size = _bytes(given, named)
+            self._end_waiting(waiting)
+            self.open_since = None
+        self._keep(result, begin, name, given, named)
+        return result
+
+    def _keep_window(self, result: Any, begin: float, name: str, given: Any, named: Any) -> None:
+        end, size = time.monotonic(), _bytes(given, named)
         if result is None or not hasattr(result, "wait"):
             self.windows.append(Window(begin, end, begin, end, name, size))
-        else:
-            if len(self._works) > KEPT_WORKS:
-                self._works.clear()
-            self._works[id(result)] = begin, end, name, size
-        self.open_since = None
-        return result
+            return
+        if len(self._works) > KEPT_WORKS:
+            self._works.clear()
+        self._works[id(result)] = begin, end, name, size
 
     def _wait(self, original: Any) -> Any:
         def wait(work: Any, *given: Any, **named: Any) -> Any:
             called = self._works.pop(id(work), None)
             if called is None or self._depth or not self._hooks.is_ours:
                 return original(work, *given, **named)
-            phase, blocked = self._phase(), time.monotonic()
+            waiting, blocked = self._begin_waiting(), time.monotonic()
             try:
-                if phase is None:
-                    return original(work, *given, **named)
-                with phase.within("exchange_exposed"):
-                    return original(work, *given, **named)
+                return original(work, *given, **named)
             finally:
+                self._end_waiting(waiting)
                 begin, end, name, size = called
                 self.windows.append(Window(begin, end, blocked, time.monotonic(), name, size))
 
         return uncompiled(wait)
 
-    def _phase(self) -> StepClock | None:
-        """The clock, where what is waited for now is not counted by it already."""
-        return None if self.clock is None or self.clock.has_ready else self.clock
+    def _enter(self) -> AbstractContextManager[None] | None:
+        """From now on the member waits; None where what it waits for is counted by the clock."""
+        if self.clock is None or self.clock.has_ready:
+            return None
+        waiting = self.clock.within("exchange_exposed")
+        waiting.__enter__()
+        return waiting
+
+    def _leave(self, waiting: AbstractContextManager[None] | None) -> None:
+        if waiting is not None:
+            waiting.__exit__(None, None, None)
 
 
 def _bytes(given: Any, named: Any) -> int | None:

@@ -29,8 +29,9 @@ from paceline.session.observers.nonfinite import NonfiniteValues
 from paceline.session.observers.seen_loss import SeenLoss, StepLoss
 from paceline.telemetry import Recorder, StepClock
 
-READ_SECONDS = 1.0
-"""Between two looks at the flight recorder."""
+LOOK_SECONDS, READ_SECONDS = 1.0, 5.0
+"""Between two looks at the job, and between two readings of the flight recorder, which cost more;
+a job that takes no step, or fills the ring sooner, is read at every look."""
 
 _observation: "Observation | None" = None
 
@@ -71,7 +72,7 @@ class Observation:
         self.rank = self.identity.index
         self.clock = StepClock()
         self.hooks = Hooks(self, self.guarded)
-        self.calls = Calls(self.hooks)
+        self.calls = Calls(self.hooks, self.guarded)
         self.step = 0
         self.folder: RunFolder | None = None
         self.recorder: Recorder | None = None
@@ -85,10 +86,13 @@ class Observation:
         self._lines: CollectiveLines | None = None
         self._follower = ring.Follower()
         self._watchdog: Watchdog | None = None
+        self._dump: Any = None
+        self._looked_step, self._read_at, self._read_again = 0, time.monotonic(), 0.0
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._process = os.getpid()
+        self._excepthook = self._previous = sys.excepthook
 
     @property
     def name(self) -> str:
@@ -142,7 +146,8 @@ class Observation:
             self.guarded(self._note_error)(error)
             previous(kind, error, trace)
 
-        sys.excepthook = remember
+        sys.excepthook = self._excepthook = remember
+        self._previous = previous
         atexit.register(self.end)
 
     def _after_meeting(self, original: Any) -> Any:
@@ -245,16 +250,22 @@ class Observation:
     # What runs beside the job.
 
     def _follow(self) -> None:
-        while not self._done.wait(READ_SECONDS):
+        while not self._done.wait(LOOK_SECONDS):
             self.guarded(self._look)()
 
     def _look(self) -> None:
-        dump = ring.read() if torch.distributed.is_initialized() else None
-        now = time.monotonic()
-        until = min(self.hooks.open_since or now, self.calls.open_since or now)
-        self._write_collectives(dump, until)
         assert self._watchdog is not None, "the folder is open"
-        self._watchdog.look(self.step, dump)
+        now = time.monotonic()
+        steps, self._looked_step = self.step - self._looked_step, self.step
+        if not steps or not self._dump or now + LOOK_SECONDS > self._read_again:
+            before = self._follower.calls
+            self._dump = ring.read() if torch.distributed.is_initialized() else None
+            until = min(self.hooks.open_since or now, self.calls.open_since or now)
+            self._write_collectives(self._dump, until)
+            rate = (self._follower.calls - before) / max(now - self._read_at, LOOK_SECONDS)
+            fills = ring.ENTRIES / 3 / max(rate, 1e-9)
+            self._read_at, self._read_again = now, now + min(READ_SECONDS, fills)
+        self._watchdog.look(self.step, self._dump)
 
     def _write_collectives(self, dump: Any, until: float | None) -> None:
         windows = [self.calls.windows.popleft() for _ in range(len(self.calls.windows))]
@@ -269,6 +280,8 @@ class Observation:
         self.guarded(self._end)()
         self.hooks.remove()
         ring.switch_off()
+        if sys.excepthook is self._excepthook:
+            sys.excepthook = self._previous
 
     def _end(self) -> None:
         self._done.set()
