@@ -10,10 +10,12 @@ from tests.scripts.harness import (
     Net,
     backward,
     batches,
+    descend,
     distributed,
     loader,
     script,
     take_step,
+    trained,
 )
 
 
@@ -21,9 +23,7 @@ from tests.scripts.harness import (
 def three_lines():
     """The loop of the README: three lines more than without Paceline."""
     model, optimizer = distributed()
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)
@@ -32,9 +32,7 @@ def keeps_own_model():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     paceline.distribute(model, optimizer)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)
@@ -42,9 +40,7 @@ def calls_forward():
     """The model is never called: its forward is."""
     model, optimizer = distributed()
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model.forward(x), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model.forward(x), y))
     return model
 
 
@@ -53,9 +49,7 @@ def calls_encode():
     """Parts of the model are called, and the whole never."""
     model, optimizer = distributed()
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model.last(model.encode(x)), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model.last(model.encode(x)), y))
     return model
 
 
@@ -141,9 +135,9 @@ def checkpoints():
     """A layer is computed again in backward."""
     model, optimizer = distributed()
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model.last(checkpoint(model.encode, x, use_reentrant=False)), y).backward()
-        optimizer.step()
+        descend(
+            optimizer, F.mse_loss(model.last(checkpoint(model.encode, x, use_reentrant=False)), y)
+        )
     return model
 
 
@@ -153,9 +147,9 @@ def checkpoints_reentrant():
     model, optimizer = distributed()
     for x, y in batches():
         x.requires_grad_(True)
-        optimizer.zero_grad()
-        F.mse_loss(model.last(checkpoint(model.encode, x, use_reentrant=True)), y).backward()
-        optimizer.step()
+        descend(
+            optimizer, F.mse_loss(model.last(checkpoint(model.encode, x, use_reentrant=True)), y)
+        )
     return model
 
 
@@ -197,9 +191,7 @@ def compiles():
     model, optimizer = distributed()
     compiled = torch.compile(model, backend="aot_eager")
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(compiled(x), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(compiled(x), y))
     return model
 
 
@@ -210,9 +202,7 @@ def compiles_before():
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     model = torch.compile(plain, backend="aot_eager")
     model, optimizer = paceline.distribute(model, optimizer)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)
@@ -220,9 +210,7 @@ def compiles_in_place():
     """The model compiles its own forward pass."""
     model, optimizer = distributed()
     model.compile(backend="aot_eager")
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script()
@@ -264,9 +252,7 @@ def scripted_later():
     model, optimizer = distributed(Net(), torch.optim.Adam, lr=0.01)
     traced = torch.jit.trace(model, torch.ones(4, 6))
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(traced(x), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(traced(x), y))
     return model
 
 

@@ -4,14 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import paceline
-from tests.scripts.harness import (
-    Net,
-    backward,
-    batches,
-    distributed,
-    script,
-    take_step,
-)
+from tests.scripts.harness import Net, backward, batches, distributed, script, trained
 
 
 @script(modes="trains")
@@ -93,9 +86,7 @@ def clips_in_hook():
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
     model, optimizer = distributed(model)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(
@@ -108,9 +99,7 @@ def clips_in_late_hook():
     model, optimizer = distributed()
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script()
@@ -124,9 +113,7 @@ def accumulation_hooks():
     model.first.weight.register_post_accumulate_grad_hook(clip)
     model, optimizer = distributed(model)
     model.last.weight.register_post_accumulate_grad_hook(clip)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)
@@ -135,9 +122,7 @@ def tensor_hooks():
     model = Net()
     model.first.weight.register_hook(lambda gradient: gradient * 0.1)
     model, optimizer = distributed(model)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script()
@@ -147,9 +132,7 @@ def step_hooks():
     optimizer.register_step_pre_hook(
         lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 0.05)
     )
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)

@@ -132,6 +132,20 @@ def take_step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     optimizer.step()
 
 
+def trained(model: nn.Module, optimizer: Any) -> nn.Module:
+    """Take ten ordinary steps; return the model."""
+    for x, y in batches():
+        take_step(model, optimizer, x, y)
+    return model
+
+
+def descend(optimizer: Any, loss: Tensor) -> None:
+    """Take a step down a loss; gradients are cleared after the forward pass."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def numbers(thing: Any) -> list[float]:
     """Every value of numbers, tensors and the parameters of models, one after the other."""
     if isinstance(thing, nn.Module):

@@ -12,10 +12,17 @@ from tests.scripts.harness import (
     NUM_INPUTS,
     Net,
     batches,
+    descend,
     distributed,
     script,
     take_step,
+    trained,
 )
+
+
+def words(x):
+    """Turn inputs into numbers of rows, from 0 to 18."""
+    return (x * 3).long().clamp(-9, 9) + 9
 
 
 @script(averages=True)
@@ -25,9 +32,7 @@ def attention():
     model, optimizer = distributed(model, torch.optim.SGD, lr=0.05, momentum=0.9)
     losses = []
     for step, (x, y) in enumerate(batches()):
-        optimizer.zero_grad()
-        F.mse_loss(model(x[:, :, None].expand(-1, -1, 8))[:, 0, :1], y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(x[:, :, None].expand(-1, -1, 8))[:, 0, :1], y))
         if step % 4 == 3:
             model.eval()
             with torch.no_grad():
@@ -67,9 +72,7 @@ def embedding():
     model = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(4 * NUM_INPUTS, 1))
     model, optimizer = distributed(model, torch.optim.SGD, lr=0.1)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model((x * 3).long().clamp(-9, 9) + 9), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(words(x)), y))
     return model
 
 
@@ -80,9 +83,7 @@ def embedding_sparse():
     model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(4 * NUM_INPUTS, 1))
     model, optimizer = distributed(model, torch.optim.SGD, lr=0.1)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model((x * 3).long().clamp(-9, 9) + 9), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(words(x)), y))
     return model
 
 
@@ -93,9 +94,7 @@ def embedding_max_norm():
     model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(4 * NUM_INPUTS, 1))
     model, optimizer = distributed(model, torch.optim.SGD, lr=0.1)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model((x * 3).long().clamp(-9, 9) + 9), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(words(x)), y))
     return model
 
 
@@ -106,9 +105,7 @@ def embedding_max_norm_by_hand():
     model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(4 * NUM_INPUTS, 1))
     model, optimizer = distributed(model, torch.optim.SGD, lr=0.1)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model((x * 3).long().clamp(-9, 9) + 9), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(words(x)), y))
         with torch.no_grad():
             embedding.weight.renorm_(2.0, 0, 0.5)
     return model
@@ -127,7 +124,7 @@ def rewrites_in_forward():
     model, optimizer = distributed(model, torch.optim.SGD, lr=0.1)
     for x, y in batches():
         optimizer.zero_grad()
-        rows = F.embedding((x * 3).long().clamp(-9, 9) + 9, embedding.weight, max_norm=0.5)
+        rows = F.embedding(words(x), embedding.weight, max_norm=0.5)
         F.mse_loss(head(rows.flatten(1)), y).backward()
         optimizer.step()
     return model
@@ -161,9 +158,7 @@ def tied_weights():
     )
     model[2].weight = model[0].weight
     model, optimizer = distributed(model)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)
@@ -172,9 +167,7 @@ def weight_norm():
     model = Net()
     parametrizations.weight_norm(model.first)
     model, optimizer = distributed(model)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)
@@ -183,9 +176,7 @@ def spectral_norm():
     model = Net()
     parametrizations.spectral_norm(model.first)
     model, optimizer = distributed(model)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True, modes="refused: fix: ")
@@ -220,9 +211,9 @@ def layer_drop():
     """A layer is left out in some steps, and Adam counts its steps without them."""
     model, optimizer = distributed(Net(), torch.optim.Adam, lr=0.01)
     for step, (x, y) in enumerate(batches()):
-        optimizer.zero_grad()
-        F.mse_loss(model(x) if step % 3 else model.encode(x).sum(1, keepdim=True), y).backward()
-        optimizer.step()
+        descend(
+            optimizer, F.mse_loss(model(x) if step % 3 else model.encode(x).sum(1, keepdim=True), y)
+        )
     return model
 
 
@@ -242,9 +233,7 @@ def unused_parameters():
     """Some parameters never get a gradient."""
     model, optimizer = distributed(Net(), torch.optim.AdamW, lr=0.01, weight_decay=0.1)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(torch.tanh(model.first(x)).sum(1, keepdim=True), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(torch.tanh(model.first(x)).sum(1, keepdim=True), y))
     return model
 
 
@@ -256,9 +245,7 @@ def temperature():
     optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.05, momentum=0.9)
     model, optimizer = paceline.distribute(model, optimizer)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model(x) * temperature.exp(), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(x) * temperature.exp(), y))
     return model, {"temperature": temperature}
 
 
@@ -270,9 +257,7 @@ def plain_tensor():
     optimizer = torch.optim.SGD([*model.parameters(), shift], lr=0.1)
     model, optimizer = paceline.distribute(model, optimizer)
     for x, y in batches():
-        optimizer.zero_grad()
-        F.mse_loss(model(x + shift), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(model(x + shift), y))
     return model, {"shift": shift}
 
 

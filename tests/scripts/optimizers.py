@@ -8,14 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedule
 
 import paceline
-from tests.scripts.harness import (
-    Net,
-    backward,
-    batches,
-    distributed,
-    script,
-    take_step,
-)
+from tests.scripts.harness import Net, backward, batches, distributed, script, take_step, trained
 
 ELEMENTWISE = [
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop),
@@ -108,9 +101,7 @@ def names_parameters():
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
     optimizer.param_groups[0]["layers"] = ["first", "last", None]
     model, optimizer = paceline.distribute(model, optimizer)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(modes="refused: SignDescent cannot")
@@ -125,9 +116,7 @@ def own_optimizer():
                     parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
 
     model, optimizer = distributed(Net(), SignDescent, lr=0.01)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script()
@@ -141,9 +130,7 @@ def own_settings():
     model = Net()
     optimizer = Careful(model.parameters())
     model, optimizer = paceline.distribute(model, optimizer)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(everywhere="refused: has not called the __init__ of torch's Optimizer")
@@ -163,9 +150,7 @@ def optimizer_without_init():
     model = Net()
     optimizer = Around(torch.optim.SGD(model.parameters(), lr=0.1))
     model, optimizer = paceline.distribute(model, optimizer)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(everywhere="refused: without an optimizer")

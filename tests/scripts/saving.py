@@ -11,10 +11,12 @@ import paceline
 from tests.scripts.harness import (
     Net,
     batches,
+    descend,
     distributed,
     loader,
     script,
     take_step,
+    trained,
 )
 
 
@@ -55,16 +57,12 @@ def resumes_after():
     earlier = Net()
     optimizer = torch.optim.Adam(earlier.parameters(), lr=0.01)
     for x, y in loader(3):
-        optimizer.zero_grad()
-        F.mse_loss(earlier(x), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(earlier(x), y))
     state = optimizer.state_dict()
     model, optimizer = distributed(Net(), torch.optim.Adam, lr=0.01)
     model.load_state_dict(earlier.state_dict())
     optimizer.load_state_dict(state)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script()
@@ -73,18 +71,14 @@ def resumes_before():
     earlier = Net()
     optimizer = torch.optim.Adam(earlier.parameters(), lr=0.01)
     for x, y in loader(3):
-        optimizer.zero_grad()
-        F.mse_loss(earlier(x), y).backward()
-        optimizer.step()
+        descend(optimizer, F.mse_loss(earlier(x), y))
     model = Net()
     model.load_state_dict(earlier.state_dict())
     state = optimizer.state_dict()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     optimizer.load_state_dict(state)
     model, optimizer = paceline.distribute(model, optimizer)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True)

@@ -8,15 +8,14 @@ import paceline
 from tests.scripts.harness import NUM_INPUTS, Net, batches, distributed, script, take_step
 
 
-@script()
-def gan():
-    """Two models, each with its optimizer; one of them steps between two backward passes."""
+def generator_and_critic():
     generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, NUM_INPUTS))
     critic = nn.Sequential(nn.Linear(NUM_INPUTS, 8), nn.Tanh(), nn.Linear(8, 1))
-    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=0.01)
-    generator, generator_optimizer = paceline.distribute(generator, generator_optimizer)
-    critic, critic_optimizer = paceline.distribute(critic, critic_optimizer)
+    return generator, critic
+
+
+def compete(generator, critic, generator_optimizer, critic_optimizer):
+    """Train both; the critic steps between the two backward passes of a batch."""
     losses = []
     for x, _ in batches():
         noise = x[:, :3]
@@ -33,60 +32,39 @@ def gan():
         generator_optimizer.step()
         losses.append(paceline.mean(loss))
     return [generator, critic], {"losses": losses}
+
+
+@script()
+def gan():
+    """Two models, each with its optimizer; one of them steps between two backward passes."""
+    generator, critic = generator_and_critic()
+    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=0.01)
+    generator, generator_optimizer = paceline.distribute(generator, generator_optimizer)
+    critic, critic_optimizer = paceline.distribute(critic, critic_optimizer)
+    return compete(generator, critic, generator_optimizer, critic_optimizer)
 
 
 @script(averages=True)
 def gan_sgd():
     """Two models trained by SGD."""
-    generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, NUM_INPUTS))
-    critic = nn.Sequential(nn.Linear(NUM_INPUTS, 8), nn.Tanh(), nn.Linear(8, 1))
+    generator, critic = generator_and_critic()
     generator_optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)
     critic_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
     generator, generator_optimizer = paceline.distribute(generator, generator_optimizer)
     critic, critic_optimizer = paceline.distribute(critic, critic_optimizer)
-    losses = []
-    for x, _ in batches():
-        noise = x[:, :3]
-        fake = generator(noise)
-        critic_optimizer.zero_grad()
-        real_loss = F.softplus(-critic(x)).mean()
-        real_loss.backward()
-        fake_loss = F.softplus(critic(fake.detach())).mean()
-        fake_loss.backward()
-        critic_optimizer.step()
-        generator_optimizer.zero_grad()
-        loss = F.softplus(-critic(fake)).mean()
-        loss.backward()
-        generator_optimizer.step()
-        losses.append(paceline.mean(loss))
-    return [generator, critic], {"losses": losses}
+    return compete(generator, critic, generator_optimizer, critic_optimizer)
 
 
 @script(modes="refused: 2 optimizers train one model")
 def gan_module_list():
     """Two models in one ModuleList, distributed together with both optimizers."""
-    generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, NUM_INPUTS))
-    critic = nn.Sequential(nn.Linear(NUM_INPUTS, 8), nn.Tanh(), nn.Linear(8, 1))
+    generator, critic = generator_and_critic()
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=0.01)
     both = nn.ModuleList([generator, critic])
     paceline.distribute(both, generator_optimizer, critic_optimizer)
-    losses = []
-    for x, _ in batches():
-        noise = x[:, :3]
-        fake = generator(noise)
-        critic_optimizer.zero_grad()
-        real_loss = F.softplus(-critic(x)).mean()
-        real_loss.backward()
-        fake_loss = F.softplus(critic(fake.detach())).mean()
-        fake_loss.backward()
-        critic_optimizer.step()
-        generator_optimizer.zero_grad()
-        loss = F.softplus(-critic(fake)).mean()
-        loss.backward()
-        generator_optimizer.step()
-        losses.append(paceline.mean(loss))
-    return [generator, critic], {"losses": losses}
+    return compete(generator, critic, generator_optimizer, critic_optimizer)
 
 
 @script(modes="refused: 2 optimizers train one model")

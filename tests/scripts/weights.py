@@ -11,7 +11,16 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 import paceline
-from tests.scripts.harness import Net, backward, batches, distributed, loader, script, take_step
+from tests.scripts.harness import (
+    Net,
+    backward,
+    batches,
+    distributed,
+    loader,
+    script,
+    take_step,
+    trained,
+)
 
 
 @script(averages=True)
@@ -170,9 +179,7 @@ def initializes_after():
     for layer in (model.first, model.last):
         nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(layer.bias)
-    for x, y in batches():
-        take_step(model, optimizer, x, y)
-    return model
+    return trained(model, optimizer)
 
 
 @script(averages=True, modes="refused: changes weights outside the optimizer")
