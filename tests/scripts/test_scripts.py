@@ -39,6 +39,8 @@ USUAL = {"server*mode=*": "trains", "average*": "trains", "*": "equal"}
 """What `@script` leaves out."""
 
 TOLERANCE = 1e-4
+ALONE_SECONDS = 300.0
+pytestmark = pytest.mark.timeout(ALONE_SECONDS + 60)
 REFUSAL = re.compile(r"^ *paceline\.errors\.(\w+): (.*)", re.MULTILINE | re.DOTALL)
 
 
@@ -111,7 +113,7 @@ def alone(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=ALONE_SECONDS,
     )
     results: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return results
