@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
 
 The order of samples, the learning rate and the random numbers of a step are functions of the step,
 so a checkpoint holds the weights, the optimizer's state and the number of the next step; and what
@@ -55,7 +55,7 @@ def save(
     """Write the state before `step`; each of the `members` (left out: all workers) calls it, after
     `settle`. The first writes what all have. `must_stop`: one of them is lost.
 
-    Whoever reads sees the whole checkpoint or none: its last file is written when all others are
+    A reader sees the whole checkpoint or none: its last file is written when all others are
     there. Raises RecordError, on that worker, where it could not be written; nothing that was there
     before is touched.
     """

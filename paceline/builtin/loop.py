@@ -340,7 +340,7 @@ def build_stages(
 
 
 def _found(workload: spec.Workload, own: Path) -> Found | None:
-    """A run that was started again goes on from its own checkpoints, before another's."""
+    """Return the checkpoint to resume from: a restarted run has its own, which come first."""
     if checkpoints.exist(own):
         return checkpoints.choose(own)
     return checkpoints.choose(Path(workload.resume)) if workload.resume else None

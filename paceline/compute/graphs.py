@@ -3,7 +3,7 @@
 Starting a kernel takes the host some microseconds, and a small network has hundreds of kernels of
 less than that: the device waits for the host. A recorded pass starts with one call. Only what the
 device does is recorded, so this is for models whose Python does the same in every step, and for
-gradients that nobody needs before backward has ended.
+gradients that are not needed before backward has ended.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class RecordedPasses:
         """`input_type`: what the first layer rounds its input to under this precision, if known.
 
         The batch is then rounded on its way into the recording, which would only copy it otherwise.
-        `mark_bytes`: of gradients, after which their moment is marked; 0 where nobody asks.
+        `mark_bytes`: of gradients, after which their moment is marked; 0 if it is not asked for.
         """
         assert "forward" not in vars(model), "compiled models are not recorded"
         self._model, self._plain = model, model.forward

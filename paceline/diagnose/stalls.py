@@ -2,7 +2,7 @@
 where each member is just now, and what the likely cause is.
 
 Steps are followed in the members' own files, so this works for every architecture and for any
-script. What is called still follows the times that steps took before; nobody is ended for it.
+script. What is called still follows the times that steps took before; no member is ended for it.
 """
 
 import math
@@ -21,10 +21,10 @@ LEAST_SECONDS = 5.0
 """Members write their steps once a second, and a machine may be busy."""
 
 USUAL_STEPS = 5.0
-"""Still: so many times as long as steps took before."""
+"""A worker stands still if its step takes this many times as long as steps took before."""
 
 SURE_SECONDS, SURE_STEPS = 1.5, 2.5
-"""The same where it need not be guessed: somebody is stopped, or bytes are sent again in vain."""
+"""The same where it need not be guessed: a member is stopped, or bytes are sent again in vain."""
 
 LOOK_SECONDS, SAMPLE_SECONDS = 0.4, 1.0
 """Seconds between two looks at the steps, and at the share of a core that each member uses."""
@@ -62,7 +62,7 @@ class Stalls:
     def __init__(
         self, folder: RunFolder, say: Say, dilation: float = 1.0, lost: Iterable[str] = ()
     ) -> None:
-        """`lost`: those without whom the others go on, as they come to be known."""
+        """`lost`: failed members without which the others continue, as they become known."""
         self._folder, self._say, self._dilation, self._lost = folder, say, dilation, lost
         self._last = folder.experiment().workload.steps
         """Number of steps of the job; 0 if it is not known."""

@@ -25,7 +25,8 @@ def watch(
     newcomers: Iterable[MemberCommand] = (),
 ) -> None:
     """Run all members to their end; `also` is called several times a second beside our own.
-    `goes_on`: a lost worker ends nobody else, and one of the `newcomers` is started instead."""
+    `goes_on`: a failed worker ends no other member, and one of the `newcomers` is started
+    instead."""
 
     def say(text: str) -> None:
         output("paceline", "stderr", f"{text}\n".encode())
@@ -55,7 +56,7 @@ def watch(
 
 
 class _Foremost:
-    """Progress by whoever is furthest: any worker may be lost."""
+    """Report the progress of the worker that is furthest: any worker may fail."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._steps = progress, 0

@@ -1,6 +1,6 @@
 """Stacks of a running member, requested by a signal; it answers also while it waits in C code.
 
-A member says beforehand that it will answer, in a file of its own beside its log; the default of
+A member says beforehand that it will answer, in a file next to its log; the default of
 the signal would end one that does not.
 """
 

@@ -18,7 +18,7 @@ from paceline.record import RecordedEvent, RunFolder
 WHERE = "--on-loss"
 
 BEGUN = "begun"
-"""The kind of event that says that all members have met: before it nobody can go on."""
+"""The kind of event that says that all members have met: before it no member can continue."""
 
 LOST = re.compile(r"\b((?:worker|server)\d+) was (?:lost|ended by signal 9)\b")
 """Pattern of an error that names a failed member: said by those that missed it, or of its end
@@ -45,7 +45,7 @@ class Losses:
         """Workers for the launcher to start in place of failed ones."""
         self._lives = self._begun()
         self.let_be: dict[str, float] = {}
-        """Lost members without whom the others go on, and when each ended."""
+        """Failed members without which the others continue, and when each ended."""
         self._spoke: Ending | None = None
         """The ending of the last failed member that spoke for all and failed by an error of its
         own."""
@@ -133,7 +133,8 @@ class Losses:
 
 
 def _has_own_reason(one: Ending) -> bool:
-    """A signal from outside, or an error that is nobody else's loss."""
+    """Return whether it was a signal from outside, or an error that does not come from another
+    failure."""
     return one.status < 0 or bool(one.complaint and not one.is_echo)
 
 

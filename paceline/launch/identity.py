@@ -46,7 +46,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Secret key of the job."""
 
     owns_interfaces: bool = False
-    """The host is a network namespace of its own: its interfaces carry nobody else's packets."""
+    """The host is a network namespace of its own: its interfaces carry only its packets."""
 
     coordinator_descriptor: int = -1
     """Worker 0: an inherited listening socket for the store, so that no port is guessed."""
@@ -61,7 +61,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Number of workers that began the job, for a worker that joined it; otherwise 0."""
 
     goes_on: bool = False
-    """The others go on without a worker that is lost (`on_loss = "continue"`)."""
+    """The others continue without a failed worker (`on_loss = "continue"`)."""
 
     attempt: int = 0
     """Number of times the launcher has restarted this job; notes in a kept store outlive an

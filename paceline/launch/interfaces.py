@@ -15,7 +15,7 @@ import psutil
 from paceline.errors import SpecError
 
 ELSEWHERE = "198.51.100.1"
-"""An address of nobody (RFC 5737): the route to it is the default route."""
+"""An address that no host has (RFC 5737): the route to it is the default route."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from paceline.errors import SpecError
 from paceline.launch.identity import Identity, from_launcher, integer
 
 PORT = 29400
-"""A pod has its own network: nobody else can hold this port there."""
+"""A pod has its own network: no other process can hold this port there."""
 
 Manifest = dict[str, Any]
 

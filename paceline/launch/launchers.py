@@ -18,7 +18,7 @@ process inside a Slurm job carries them."""
 
 
 def identify(environ: Mapping[str, str], servers: int | None = None) -> Identity:
-    """The identity that `environ` describes; a process that nobody launched is one worker alone.
+    """The identity that `environ` describes; a process without a launcher is one worker alone.
 
     Foreign launchers start members that are all alike: the last `servers` of them are servers.
     """

@@ -1,4 +1,4 @@
-"""A port that nobody else gets, for a listener that does not exist yet."""
+"""A port that no other process gets, for a listener that does not exist yet."""
 
 import socket
 
@@ -6,8 +6,9 @@ import socket
 def reserve(address: str) -> socket.socket:
     """Hold a port of the kernel's choice at `address` until the socket is closed.
 
-    It is bound and never listens, so whoever asks the kernel for a port is given another one, while
-    a listener that names this one and allows reuse, as torch's store does, still gets it.
+    It is bound and never listens, so a process that asks the kernel for a port is given another
+    one, while a listener that names this one and allows reuse, as torch's store does, still gets
+    it.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -46,7 +46,7 @@ with its end, or part of one after a pause."""
 
 
 class Process:
-    """A member that was started; `pipes` and `ended` are for the selector of whoever watches it."""
+    """A member that was started; `pipes` and `ended` are for the selector that watches it."""
 
     def __init__(
         self, command: MemberCommand, output: Output, words: LastWords, log: Path | None = None

@@ -148,7 +148,7 @@ def _read(path: Path) -> tuple[Found | None, str]:
 
 
 def _check_is_file(path: Path) -> None:
-    """Opening a pipe would wait for whoever writes to it."""
+    """Raise OSError unless it is a plain file: opening a pipe would wait for its writer."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a plain file", str(path))
 
@@ -156,7 +156,7 @@ def _check_is_file(path: Path) -> None:
 def differences(found: Found, experiment: spec.Experiment) -> Iterator[str]:
     """Yield a sentence for each setting in which this run differs from the one that it resumes.
 
-    Raises where going on makes no sense at all.
+    Raises if the run cannot resume at all.
     """
     was, now, step = found.manifest.facts, facts_of(experiment), found.manifest.step
     for name in ("model", "optimizer"):

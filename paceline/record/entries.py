@@ -64,7 +64,7 @@ class Sample(Entry, kw_only=True):
     """Share of the time that its main thread was ready to run and had no core."""
 
     machine_cpu_fraction: float | None = None
-    """Cores busy on the whole machine, whoever used them."""
+    """Cores busy on the whole machine, whichever process used them."""
 
     rss_bytes: int | None = None
     available_bytes: int | None = None

@@ -40,7 +40,7 @@ from paceline.record.lives import RESTART, joined
 from paceline.record.machine import describe
 
 FORMAT_VERSION = 2
-"""1: a script's run had a model, data and a batch that nobody had named."""
+"""1: a script's run had a model, data and a batch that the user had not named."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -14,7 +14,7 @@ from paceline.record.script import warning
 from paceline.record.summary import summarise
 
 ASKED = (KeyboardInterrupt, SystemExit, BrokenPipeError)
-"""Endings that somebody outside wanted."""
+"""Exceptions by which a user ends a run."""
 
 Progress = Callable[[int], None]
 """Called with the number of steps that are done."""

@@ -14,7 +14,7 @@ import msgspec
 from paceline.record.entries import Step
 
 SCRIPT = "script"
-"""A pause that nobody named, found by its length."""
+"""A pause without a name, found by its length."""
 
 NOTICED_SECONDS = 0.05
 NOTICED_FRACTION = 0.5

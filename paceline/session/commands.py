@@ -21,7 +21,7 @@ from paceline.record import RunFolder
 
 MEMBER_ARGV = (sys.executable, "-m", "paceline.builtin.member")
 SERVER_ARGV = (sys.executable, "-P", "-m", "paceline.builtin.member")
-"""A server beside somebody's script: nothing in the current folder is taken for one of ours."""
+"""A server next to a user's script: nothing in the current folder is taken for one of ours."""
 
 
 def local_identities(

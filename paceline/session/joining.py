@@ -114,7 +114,7 @@ def join(identity: Identity) -> tuple[Identity, spec.Architecture, Store]:
 
 
 def _open(identity: Identity) -> stores.JobStore:
-    """The job's store. One who was asked to join is not early: where nobody listens, the job has
+    """The job's store. One who was asked to join is not early: if there is no listener, the job has
     ended, and a wait as long as founders wait for each other would be for nothing."""
     there = identity.coordinator
     if problem := _unreached(there):
@@ -130,7 +130,7 @@ def _open(identity: Identity) -> stores.JobStore:
 
 
 def _unreached(there: str) -> str:
-    """Empty once somebody listens there; a job that starts may need a moment for it."""
+    """Empty once the job listens there; a job that starts may need a moment for it."""
     address, _, port = there.rpartition(":")
     end = time.monotonic() + REACH_SECONDS
     while problem := doctor.reach(address, int(port), REACH_SECONDS):

@@ -82,7 +82,7 @@ def start(
 
 
 def current() -> Session:
-    """The session of this process; an error that says what to do when there is none."""
+    """The session of this process; an error that says what to do if init() was not called."""
     if _session is None:
         raise SpecError("paceline", "init() was not called.", "call paceline.init() first.")
     return _session
@@ -96,7 +96,7 @@ def _resolve(asked: spec.Architecture, identity: Identity) -> spec.Architecture:
 
 
 def _serve(session: Session) -> None:
-    """Serve every call of `distribute` until worker 0 makes no more of them."""
+    """Serve every call of `distribute` until worker 0 has made the last one."""
     serving, number, store = Serving(session.options), 0, session.store
     assert store is not None, "a job with servers has workers to meet"
     while serving.is_more(store):

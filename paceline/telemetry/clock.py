@@ -80,7 +80,7 @@ class StepClock:
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Time inside is that of `phase`; afterwards the present one goes on."""
+        """Time inside is that of `phase`; afterwards the present one continues."""
         before = self._current()
         if self._pausing or before == EVALUATION:
             yield

@@ -28,7 +28,7 @@ def waited_seconds() -> float | None:
 
 
 def busy_machine_seconds() -> float:
-    """Seconds of all cores of the machine together that were used, by whoever."""
+    """Seconds of all cores of the machine together that were used, by any process."""
     times = psutil.cpu_times()
     # guest time is inside user time already; stolen time was used by another machine.
     return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)

@@ -105,7 +105,8 @@ def gather(
 
 
 def _why(identity: Identity, environ: Mapping[str, str], network: interfaces.HostNetwork) -> str:
-    """Why this address: the reason we would choose it for, else whoever started the member."""
+    """Why this address: the reason we would choose it for, else the one given by what started the
+    member."""
     towards = identity.coordinator.rpartition(":")[0]
     try:
         choice = interfaces.choose(

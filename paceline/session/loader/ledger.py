@@ -41,7 +41,7 @@ class Ledger:
     def __init__(self, distribution: Distribution, obstacle: JoinObstacle) -> None:
         self._distribution, self._obstacle = distribution, obstacle
         self.latest: _Handed | None = None
-        """The batch that the next gradients are taken to be of; None behind the end of a pass."""
+        """The batch that the next gradients are taken to be of; None after the end of a pass."""
         self.is_spent = False
         """The next gradients could only be of a batch that is over, and was an uneven one."""
         self.num_loaders = 0

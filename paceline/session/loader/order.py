@@ -1,6 +1,6 @@
 """The global batches of a sharded loader: what the plain loader would draw, on every worker alike.
 
-Each worker draws with its own sampler, so that its random numbers go on as in the plain script;
+Each worker draws with its own sampler, so that its random numbers continue as in the plain script;
 what worker 0 drew is what counts. For `shuffle=True` only the seed of a pass travels, for a sampler
 of the user's the indices themselves: it may draw from any source of random numbers.
 """
@@ -44,7 +44,7 @@ class Order:
     """The groups of indices of each pass, in order.
 
     `source` yields lists of indices, `join` of which make a group. With `seed` a shuffled pass is
-    drawn from (seed, epoch) alone, and nobody is asked.
+    drawn from (seed, epoch) alone, without asking other workers.
     """
 
     def __init__(

@@ -216,7 +216,7 @@ class _Draw(Iterator[list[Any]]):
         return Portion(batch, taken.own, taken.total, len(taken.members))
 
     def pass_over(self) -> None:
-        """The next batch could not be read; torch's loaders go on behind it."""
+        """Drop the next batch, which could not be read; torch's loaders continue after it."""
         if self._taken:
             self._taken.popleft()
 

@@ -59,7 +59,7 @@ class ShardedLoader(DataLoader[Any]):
         self._plain, self._portions, self._session = plain, portions, session
         self._use = Use(session.ledger.num_loaders)
         self._kept: tuple[tuple[int, ...], DataLoader[Any]] | None = None
-        """The reader whose processes go on between passes, and for which members it was made."""
+        """The reader whose processes continue between passes, and for which members it was made."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         session, sharing = self._session, self._session.participants.sharing

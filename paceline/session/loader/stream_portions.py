@@ -72,7 +72,7 @@ class StreamPortions:
         """A stream decides its order itself."""
 
     def reader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """See `Portions`. Who is there now divides the whole pass."""
+        """See `Portions`. The workers that share now divide the whole pass."""
         cutter = _Cutter(loader.collate_fn, *division(self._shares, self._participants))
         return like(loader, batch_size=self._total, drop_last=self._drop_last, collate_fn=cutter)
 

@@ -72,7 +72,7 @@ class Reach:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While passes are recorded their gradients are no step's; replays call nobody."""
+        """While passes are recorded their gradients are no step's; replays call no hooks."""
         before, self._has_stepped = self._has_stepped, False
         try:
             yield
@@ -114,6 +114,6 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """A copy of its first elements as they are: nobody is asked whether new ones are on the way."""
+    """A copy of its first elements as they are: new values on their way are not waited for."""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().flatten()[:SAMPLED].to("cpu", torch.float64, copy=True)
