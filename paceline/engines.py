@@ -101,7 +101,7 @@ def here(
     progress: Progress,
 ) -> RunFolder:
     """Real processes on this machine."""
-    from paceline.session.commands import local_commands, newcomer_commands
+    from paceline.session.commands import local_commands, replacement_commands
 
     if experiment.cluster.launcher == "ray":
         return _on_ray(experiment, path, output, progress)
@@ -128,7 +128,7 @@ def here(
                         output=output,
                         progress=progress,
                         goes_on=experiment.cluster.goes_on,
-                        newcomers=() if container else newcomer_commands(experiment, folder),
+                        replacements=() if container else replacement_commands(experiment, folder),
                     )
                 finally:
                     invitation.withdraw(folder.path)

@@ -4,7 +4,7 @@ ended."""
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.diagnose.stalls import Stalls
-from paceline.launch.failures import Losses
+from paceline.launch.failures import MemberFailures
 from paceline.launch.faults import Faults
 from paceline.launch.local import supervise
 from paceline.launch.process import MemberCommand, Output
@@ -22,10 +22,10 @@ def watch(
     also: Sequence[Callable[[], None]] = (),
     dilation: float = 1.0,
     goes_on: bool = False,
-    newcomers: Iterable[MemberCommand] = (),
+    replacements: Iterable[MemberCommand] = (),
 ) -> None:
     """Run all members to their end; `also` is called several times a second beside our own.
-    `goes_on`: a failed worker ends no other member, and one of the `newcomers` is started
+    `goes_on`: a failed worker ends no other member, and one of the `replacements` is started
     instead."""
 
     def say(text: str) -> None:
@@ -34,8 +34,8 @@ def watch(
     followed = folder.experiment().cluster.workers if goes_on else 1
     foremost = _Foremost(progress)
     counters = [StepCounter(folder, foremost, f"worker{rank}") for rank in range(followed)]
-    losses = Losses(folder, say, newcomers) if goes_on else None
-    stalls = Stalls(folder, say, dilation, () if losses is None else losses.let_be)
+    failures = MemberFailures(folder, say, replacements) if goes_on else None
+    stalls = Stalls(folder, say, dilation, () if failures is None else failures.outlived)
 
     def tick() -> None:
         for count in counters:
@@ -50,9 +50,9 @@ def watch(
         stalls.started(name, pid)
 
     logs = folder.path / "logs"
-    supervise(commands, output=output, tick=tick, started=started, logs=logs, losses=losses)
-    if losses is not None:
-        losses.record(dilation)
+    supervise(commands, output=output, tick=tick, started=started, logs=logs, failures=failures)
+    if failures is not None:
+        failures.record(dilation)
 
 
 class _Foremost:

@@ -25,28 +25,28 @@ LOST = re.compile(r"\b((?:worker|server)\d+) was (?:lost|ended by signal 9)\b")
 itself."""
 
 
-class Losses:
-    """Which failures of one life end the job."""
+class MemberFailures:
+    """Decides which failures of members end the job; one for each life of a run."""
 
     def __init__(
         self,
         folder: RunFolder,
         say: Callable[[str], None],
-        newcomers: Iterable[MemberCommand] = (),
+        replacements: Iterable[MemberCommand] = (),
     ) -> None:
-        """`newcomers`: workers that may be started in the place of lost ones."""
+        """`replacements`: workers that may be started in place of failed ones."""
         self._folder, self._say = folder, say
         experiment = folder.experiment()
-        self._founders = experiment.cluster.workers
+        self._initial_workers = experiment.cluster.workers
         self._servers = experiment.num_servers
-        self._has_second_homes = not why_servers_are_needed(experiment)
-        self._newcomers = iter(newcomers)
-        self.to_start: list[MemberCommand] = []
+        self._servers_have_backups = not why_servers_are_needed(experiment)
+        self._replacements = iter(replacements)
+        self.replacements_due: list[MemberCommand] = []
         """Workers for the launcher to start in place of failed ones."""
         self._lives = self._begun()
-        self.let_be: dict[str, float] = {}
+        self.outlived: dict[str, float] = {}
         """Failed members without which the others continue, and when each ended."""
-        self._spoke: Ending | None = None
+        self._speakers_ending: Ending | None = None
         """The ending of the last failed member that spoke for all and failed by an error of its
         own."""
 
@@ -59,50 +59,53 @@ class Losses:
         `others`: members that run, or have ended well.
         """
         workers = [name for name in others if name.startswith("worker")]
-        news = [one for one in failed if one.name not in self.let_be]
+        news = [one for one in failed if one.name not in self.outlived]
         if not news:
             return []
-        able = self._have_second_homes(news) and all(map(self._can_be_done_without, news))
+        able = self._are_backed_up(news) and all(map(self._is_dispensable, news))
         if workers and able and self._begun() > self._lives:
             for one in sorted(news, key=lambda one: one.name):
                 if one.status > 0 and worker_of(one.name) == self._speaker():
-                    self._spoke = one
-                self.let_be[one.name] = one.time
+                    self._speakers_ending = one
+                self.outlived[one.name] = one.time
                 how = MemberError(one.name, one.status, one.lines).brief
                 # Who comes later asks worker 0 for its place.
-                is_worker = one.name.startswith("worker") and "worker0" not in self.let_be
-                newcomer = next(self._newcomers, None) if is_worker else None
-                instead = "" if newcomer is None else f", and {newcomer.name} starts in its place"
+                is_worker = one.name.startswith("worker") and "worker0" not in self.outlived
+                replacement = next(self._replacements, None) if is_worker else None
+                starts = "" if replacement is None else f"{replacement.name} starts in its place"
+                instead = f", and {starts}" if starts else ""
                 left = f"{len(workers)} workers go" if len(workers) > 1 else "1 worker goes"
                 self._say(f"{how}; {left} on without it{instead}")
-                self.to_start += [] if newcomer is None else [newcomer]
+                self.replacements_due += [] if replacement is None else [replacement]
             return []
-        return news if any(map(_has_own_reason, news)) else [*self._newest(failed, news), *news]
+        if any(map(_has_own_reason, news)):
+            return news
+        return [*self._last_outlived(failed, news), *news]
 
     def _speaker(self) -> int | None:
         """The worker that does what is done once for all."""
-        left = (rank for rank in range(self._founders) if f"worker{rank}" not in self.let_be)
-        return min(left, default=None)
+        ranks = range(self._initial_workers)
+        return min((r for r in ranks if f"worker{r}" not in self.outlived), default=None)
 
-    def _newest(self, failed: Sequence[Ending], news: Sequence[Ending]) -> list[Ending]:
+    def _last_outlived(self, failed: Sequence[Ending], news: Sequence[Ending]) -> list[Ending]:
         """Return the last failed member that the job continued without, if those that failed now
         may have lost it and nothing else is known to have gone wrong. Without the failures before
         it they had continued."""
         first = min(one.time for one in news)
-        lost = [one for one in failed if one.name in self.let_be]
+        lost = [one for one in failed if one.name in self.outlived]
         near = [one for one in lost if one.time >= first - ECHO_SECONDS]
         return [max(near, key=lambda one: one.time)] if near else []
 
-    def _have_second_homes(self, news: Sequence[Ending]) -> bool:
+    def _are_backed_up(self, news: Sequence[Ending]) -> bool:
         """Return whether the state of all failed servers has a backup, and one server remains."""
         names = [one.name for one in news if one.name.startswith("server")]
-        gone = [name for name in self.let_be if name.startswith("server")]
-        return not names or (self._has_second_homes and len(gone) + len(names) < self._servers)
+        gone = [name for name in self.outlived if name.startswith("server")]
+        return not names or (self._servers_have_backups and len(gone) + len(names) < self._servers)
 
-    def _can_be_done_without(self, one: Ending) -> bool:
+    def _is_dispensable(self, one: Ending) -> bool:
         """A worker, whatever it died of but what it was asked for: that all would die of."""
         rank = worker_of(one.name)
-        return rank is None or rank >= self._founders or one.status != SpecError.exit_status
+        return rank is None or rank >= self._initial_workers or one.status != SpecError.exit_status
 
     def record(self, dilation: float) -> None:
         """The others have ended well: have in the record whom they had no more steps to miss in.
@@ -111,7 +114,7 @@ class Losses:
         it does once for all, as saving the weights, nobody did.
         """
         told = {event.member for event in self._folder.events() if event.kind == "lost"}
-        for name, moment in self.let_be.items():
+        for name, moment in self.outlived.items():
             if name in told:
                 continue
             text = f"{name} was lost when nobody needed it any more"
@@ -123,11 +126,12 @@ class Losses:
                 if member.name == name:
                     member.status = "lost"
                     self._folder.write_member(member)
-        if self._spoke is not None and self._has_done_all_steps(self._spoke.name):
-            raise MemberError(self._spoke.name, self._spoke.status, self._spoke.lines)
+        last = self._speakers_ending
+        if last is not None and self._has_done_all_steps(last.name):
+            raise MemberError(last.name, last.status, last.lines)
 
     def _has_done_all_steps(self, name: str) -> bool:
-        names = [f"worker{rank}" for rank in range(self._founders)]
+        names = [f"worker{rank}" for rank in range(self._initial_workers)]
         last = {one: steps[-1].step for one in names if (steps := self._folder.steps(one))}
         return last.get(name, -1) >= max(last.values(), default=-1)
 

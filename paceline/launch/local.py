@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import DeadlineError, Interrupted
-from paceline.launch.failures import Losses
+from paceline.launch.failures import MemberFailures
 from paceline.launch.interruption import INTERRUPT_SECONDS, Interruption
 from paceline.launch.last_words import LastWords, ending, first_cause, is_settled
 from paceline.launch.process import MemberCommand, Output, Process, end_all
@@ -27,18 +27,18 @@ def supervise(
     deadline_seconds: float | None = None,
     started: Callable[[str, int], None] = lambda name, pid: None,
     logs: Path | None = None,
-    losses: Losses | None = None,
+    failures: MemberFailures | None = None,
 ) -> None:
     """Run all members to their end; return when each has ended well.
 
-    The first member to fail ends the others and is raised as MemberError, unless `losses` says that
-    they go on without it. Ctrl-C and SIGTERM reach
-    the workers, which have a while to end by themselves, and are raised as Interrupted. `tick` is
-    called several times a second. With `logs` a file there keeps what each member printed. Nothing
-    is left running, however this returns.
+    The first member to fail ends the others and is raised as MemberError, unless `failures` says
+    that they continue without it. Ctrl-C and SIGTERM reach the workers, which have a while to end
+    by themselves, and are raised as Interrupted. `tick` is called several times a second. With
+    `logs` a file there keeps what each member printed. Nothing is left running, however this
+    returns.
     """
     deadline = None if deadline_seconds is None else time.monotonic() + deadline_seconds
-    with Interruption() as interruption, _Members(output, logs, tick, losses) as members:
+    with Interruption() as interruption, _Members(output, logs, tick, failures) as members:
         for command in commands:
             started(command.name, members.start(command))
         while not members.done:
@@ -47,8 +47,8 @@ def supervise(
                 members.interrupt(interruption)
                 raise Interrupted(interruption.received[0])
             members.raise_first_cause()
-            while losses is not None and losses.to_start:
-                command = losses.to_start.pop(0)
+            while failures is not None and failures.replacements_due:
+                command = failures.replacements_due.pop(0)
                 started(command.name, members.start(command))
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError("run", deadline_seconds or 0.0, members.silent)
@@ -72,9 +72,9 @@ class _Members:
         output: Output,
         logs: Path | None,
         tick: Callable[[], None],
-        losses: Losses | None = None,
+        failures: MemberFailures | None = None,
     ) -> None:
-        self._output, self._logs, self._tick, self._losses = output, logs, tick, losses
+        self._output, self._logs, self._tick, self._failures = output, logs, tick, failures
         self._running: list[Process] = []
         self._selector = selectors.DefaultSelector()
         self._failed_at: float | None = None
@@ -127,9 +127,9 @@ class _Members:
             ending(p.command.name, p.popen.returncode, p.ended_at or now, p.words) for p in failed
         ]
         running = [process for process in self._running if process.status is None]
-        if self._losses is not None:
+        if self._failures is not None:
             others = [p.command.name for p in self._running if not p.status]
-            endings = self._losses.fatal(endings, others)
+            endings = self._failures.fatal(endings, others)
             if not endings:
                 self._failed_at = None
                 return

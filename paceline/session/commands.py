@@ -123,7 +123,7 @@ def local_commands(
     ]
 
 
-def newcomer_commands(experiment: spec.Experiment, folder: RunFolder) -> Iterator[MemberCommand]:
+def replacement_commands(experiment: spec.Experiment, folder: RunFolder) -> Iterator[MemberCommand]:
     """Workers for a job that runs, as many as may be started in the place of lost ones."""
     cluster = experiment.cluster
     kind = experiment.architecture

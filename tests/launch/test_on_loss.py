@@ -7,7 +7,13 @@ from paceline.bench import drill
 from paceline.errors import MemberError, SpecError
 from paceline.explain import conclude
 from paceline.explain.failure import failure
-from paceline.launch.failures import BEGUN, Losses, check_on_loss, way_out, why_servers_are_needed
+from paceline.launch.failures import (
+    BEGUN,
+    MemberFailures,
+    check_on_loss,
+    way_out,
+    why_servers_are_needed,
+)
 from paceline.launch.last_words import Ending
 from paceline.launch.process import MemberCommand
 from paceline.record import MemberRecord, RecordedEvent, RunFolder, Step, checkpoints
@@ -70,7 +76,7 @@ def test_a_launcher_lets_a_lost_server_be_where_others_have_what_it_had(tmp_path
     def of(kind, servers=2):
         folder = RunFolder.create(tmp_path / f"{kind}{servers}", asked(kind, servers=servers))
         met = RecordedEvent(time_seconds=1.0, member="worker0", kind=BEGUN, text="met")
-        losses = Losses(folder, lambda text: None)
+        losses = MemberFailures(folder, lambda text: None)
         folder.add_event(met)
         return losses
 
@@ -102,7 +108,7 @@ def begun(tmp_path):
 def test_a_launcher_lets_a_lost_worker_be_once_all_have_met(begun):
     folder, begin = begun
     said = []
-    losses = Losses(folder, said.append)
+    losses = MemberFailures(folder, said.append)
     others = ["worker0", "worker2", "server0"]
     assert losses.fatal([a_death("worker1")], others), "nobody can go on before they have met"
     begin()
@@ -125,7 +131,7 @@ def test_a_launcher_lets_a_lost_worker_be_once_all_have_met(begun):
 )
 def test_what_nobody_can_do_without_ends_the_job(begun, death, others):
     folder, begin = begun
-    losses = Losses(folder, print)
+    losses = MemberFailures(folder, print)
     begin()
     assert losses.fatal([death], others) == [death]
 
@@ -149,7 +155,7 @@ def test_who_speaks_for_all_and_fails_behind_the_last_step_ends_the_job(
         taken = range(steps if worker == name else 3)
         times = {"start_seconds": 0.0, "end_seconds": 1.0, "breakdown_seconds": {}, "samples": 1}
         folder.write_steps(worker, [Step(step=step, **times) for step in taken])
-    losses = Losses(folder, lambda text: None)
+    losses = MemberFailures(folder, lambda text: None)
     begin()
     left = [other for other in ("worker0", "worker1", "server0") if other != name]
     assert losses.fatal([a_death(name, status=status)], left) == []
@@ -162,19 +168,19 @@ def test_who_speaks_for_all_and_fails_behind_the_last_step_ends_the_job(
 
 def test_nobody_starts_in_the_place_of_the_lost_without_worker_0_to_ask(begun):
     folder, begin = begun
-    newcomers = [MemberCommand(name=f"worker{rank}", argv=(), environment={}) for rank in (3, 4)]
-    losses = Losses(folder, print, newcomers)
+    replacements = [MemberCommand(name=f"worker{rank}", argv=(), environment={}) for rank in (3, 4)]
+    losses = MemberFailures(folder, print, replacements)
     begin()
     others = ["worker0", "worker1", "worker2", "server0"]
     assert losses.fatal([a_death("worker1")], others) == []
-    assert [one.name for one in losses.to_start] == ["worker3"]
+    assert [one.name for one in losses.replacements_due] == ["worker3"]
     assert losses.fatal([a_death("worker1"), a_death("worker0")], others[2:]) == []
-    assert [one.name for one in losses.to_start] == ["worker3"]
+    assert [one.name for one in losses.replacements_due] == ["worker3"]
 
 
 def test_a_loss_that_was_survived_is_not_blamed_later(begun):
     folder, begin = begun
-    losses = Losses(folder, print)
+    losses = MemberFailures(folder, print)
     begin()
     survived, later = a_death("worker1", time=10.0), a_death("server0", time=100.0)
     losses.fatal([survived], ["worker0", "server0"])
@@ -185,7 +191,7 @@ def test_a_loss_that_was_survived_is_not_blamed_later(begun):
 
 def test_who_is_killed_soon_after_another_is_the_one_that_ended_the_job(begun):
     folder, begin = begun
-    losses = Losses(folder, print)
+    losses = MemberFailures(folder, print)
     begin()
     first, second = a_death("worker1", time=10.0), a_death("worker2", time=14.0)
     assert losses.fatal([first], ["worker0", "worker2", "server0"]) == []
