@@ -14,17 +14,21 @@ import torch
 from torch import Tensor
 
 from paceline.collectives.group import Group
-from paceline.errors import ExchangeError
+from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.views import View
 
-TENSOR, PAIRS, LIST = "tensor", "pairs", "list"
+TENSOR, PAIRS, LIST, REFUSED = "tensor", "pairs", "list", "refused"
 """How tensors and containers are written in JSON, where dictionaries have other keys than text."""
 
 
 def give(group: Group, view: View, tensors: Sequence[Tensor], values: Any) -> None:
     """Called by the source of a view: send the state to each worker that joins."""
     packed = _Packed()
-    head = msgspec.json.encode(packed.write(values))
+    try:
+        written = packed.write(values)
+    except ExchangeError as error:  # it concerns the worker that joins, and nobody else
+        packed, written = _Packed(), [REFUSED, str(error)]
+    head = msgspec.json.encode(written)
     content = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *packed.tensors, *tensors]
     for worker in view.joined:
         place = group.members.index(worker)
@@ -41,7 +45,10 @@ def take(group: Group, view: View, tensors: Sequence[Tensor]) -> Any:
     head = torch.zeros(int(size), dtype=torch.uint8)
     _receive(group, head, place)
     packed = _Packed()
-    values = packed.read(msgspec.json.decode(head.numpy().tobytes()))
+    match written := msgspec.json.decode(head.numpy().tobytes()):
+        case [str(kind), str(problem)] if kind == REFUSED:
+            raise SpecError("--join", problem, "start the job with all its workers.")
+    values = packed.read(written)
     for tensor in packed.tensors:
         _receive(group, tensor, place)
     with torch.no_grad():
@@ -82,7 +89,7 @@ class _Packed:
                 return [LIST, [self.write(one) for one in value]]
             case None | bool() | int() | float() | str():
                 return value
-        raise ExchangeError(f"a worker cannot join: the state holds a {type(value).__name__}.")
+        raise ExchangeError(f"the optimizer's state holds a {type(value).__name__}.")
 
     def read(self, value: Any) -> Any:
         match value:

@@ -90,10 +90,6 @@ class Views:
         self._failure: PacelineError | None = None
         self.view = View(0, (identity.rank,), (identity.host,))
         self._enroll(store)
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
-        if self.has_state:
-            self.view = self._first()
         self.members = self.view.participants
 
     def _forget(self) -> None:
@@ -114,23 +110,28 @@ class Views:
             JobKey(identity.key),
             encrypted=not endpoint.startswith("@"),  # between hosts
         )
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (forget() or _nothing)())
         self._mailbox.connect(COORDINATOR, endpoint)
         self._send(self._machine.enroll())
         self._thread = threading.Thread(target=self._watch, name="paceline-views", daemon=True)
         self._thread.start()
-
-    def _first(self) -> View:
+        if not self.has_state:
+            return
         if not self._wait(lambda: bool(self._views)):
             self.close()
             raise DeadlineError("meeting the other workers", self._deadline_seconds, [])
-        return self._views.popleft()
+        self.view = self._views.popleft()
 
     @property
     def must_stop(self) -> bool:
         """A participant has failed, and this worker has not taken the view that follows."""
-        with self._changed:
-            is_redone = any(view.redo for view in self._views)
-        return self._machine.must_stop or is_redone or self._failure is not None
+        return self._machine.must_stop or self._is_redone() or self._failure is not None
+
+    def _is_redone(self) -> bool:
+        """The view after a failure has come, and the training thread has not taken it."""
+        with self._changed:  # no other thread adds a view meanwhile
+            return any(view.redo for view in self._views)
 
     def notices(self) -> bool:
         """Called when an exchange has failed: whether a failed participant is the reason."""
@@ -139,7 +140,7 @@ class Views:
     def next_view(self, progress: Progress) -> View:
         """Called inside an exchange that cannot end, or between two steps when a participant has
         failed: report, and return the view that follows; it holds from then on."""
-        self._await(progress, lambda: any(view.redo for view in self._views))
+        self._await(progress, self._is_redone)
         while not self._views[0].redo:  # a join that a failure has interrupted is void
             self._views.popleft()
         return self._enter(self._views.popleft())
@@ -162,7 +163,7 @@ class Views:
         if self._machine.change is not None:
             self._await(progress, lambda: self._machine.change is None)
         while self._views:
-            if any(view.redo for view in self._views):
+            if self._is_redone():
                 return self.next_view(progress)
             if self._views[0].joined:
                 is_due = progress.step >= self._views[0].first_step

@@ -150,7 +150,8 @@ class Participant:
     @property
     def must_stop(self) -> bool:
         """A participant has failed: an exchange under way cannot end."""
-        return self.change is not None and bool(self.change.failed)
+        change = self.change  # another thread may take the next view meanwhile
+        return change is not None and bool(change.failed)
 
     @property
     def has_reported(self) -> bool:

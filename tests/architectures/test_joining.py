@@ -120,6 +120,14 @@ def test_a_worker_joins_without_servers_too(tmp_path, architecture, alone):
     check_joined(folder, printed, alone)
 
 
+def test_a_joined_worker_goes_by_the_schedule_of_the_others(tmp_path):
+    """Its own schedule began when it came, and would be far behind."""
+    decayed = weights(ended(run(sys.executable, PROGRAM, str(STEPS), "0", DECAY="0.97")))
+    more = ("--on-loss", "continue")
+    folder, printed = train_and_join(tmp_path, "ring", *more, servers=0, DECAY="0.97")
+    check_joined(folder, printed, decayed)
+
+
 def test_without_servers_one_who_joined_may_leave_too(tmp_path):
     more = ("--on-loss", "continue")
     folder, printed = train_and_join(tmp_path, "ring", *more, servers=0, GUEST="10")

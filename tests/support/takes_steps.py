@@ -5,7 +5,8 @@
 With a gate, workers that were there from the start wait at step 48 for one who joins, and it for
 them: then they go on, and it enters some steps later; before their last steps they wait until it
 has been admitted. Where the variable HOLD names a file, they wait for that too. One who joins where
-GUEST says so leaves after so many steps. FAILS=worker1:20 raises there, between backward and step.
+GUEST says so leaves after so many steps. DECAY=0.98 lets a schedule multiply the rate each step.
+FAILS=worker1:20 raises there, between backward and step.
 """
 
 import os
@@ -41,6 +42,7 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
         tell_when_admitted(gate.with_suffix(".admitted"))
         meet(gate.with_suffix(".newcomer"), gate.with_suffix(".worker0"))
     model, optimizer = paceline.distribute(model, optimizer)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, float(os.environ.get("DECAY", "1")))
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
     loader, taken = paceline.shard(loader, batch="global"), 0
     stays = int(os.environ["GUEST"]) if joins and "GUEST" in os.environ else steps
@@ -64,6 +66,8 @@ def main(steps: int, seconds: float, gate: Path | None) -> None:
             if os.environ.get("FAILS") == f"worker{paceline.rank()}:{taken}":
                 raise RuntimeError("it fails here")
             optimizer.step()
+            if "DECAY" in os.environ:
+                decay.step()
             paceline.report_loss(loss)
             taken += 1
             print(f"step {len(x)}", flush=True)
