@@ -2,7 +2,7 @@
 
 from paceline import spec
 from paceline.architectures.base import Architecture
-from paceline.autograd.buckets import BucketedArchitecture
+from paceline.autograd.averaging import BucketedArchitecture
 from paceline.collectives.collective import connect
 from paceline.collectives.context import Context
 from paceline.protocol.buckets import RING_BUCKET_BYTES

@@ -1,292 +1,52 @@
-"""Gradients averaged over a `Collective` as backward makes them: `ring` and `hybrid`.
+"""Buckets of gradients: flat memory in which gradients are exchanged, and where each lies in it.
 
-Gradients lie end to end in buckets, the last layer's first, because that is the order in which they
-come; a full bucket leaves at once. After a backward pass every `grad` holds the mean over the
-workers, so that a script may do with it what it would do alone. What no backward pass brought
-(gradients of `no_sync`, or set by hand) is averaged when the optimizer is about to step.
-
-Where the others go on without a worker that is lost, buckets lie in two blocks of memory in turn:
-gradients of this step are summed in one while the other still has the means of the last, for one
-who lacks them. A sum that was interrupted is made again from the gradients that autograd left.
+Gradients lie end to end, the last layer's first, because that is the order in which backward makes
+them. A slot knows whether the script's `grad` is a mean that was handed out, or this worker's own.
 """
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from paceline.autograd.divergence import OTHER_WEIGHTS, are_other, refuse_other, stretch_of
-from paceline.autograd.gradients import (
-    GradientTap,
-    Remembered,
-    StepArguments,
-    is_held,
-    uncompiled,
-    with_closure,
-    with_mean_loss,
-)
-from paceline.autograd.trained import Trained, refuse_max_norm
-from paceline.collectives.collective import Collective, place_like, start_equal
-from paceline.collectives.context import Context, StepAgain
-from paceline.collectives.view_collective import ExchangeVoid, ViewCollective
-from paceline.errors import ExchangeError, SpecError
-from paceline.protocol.actions import AllReduce, Event, Usable
+from paceline.autograd.divergence import are_other, stretch_of
+from paceline.autograd.gradients import is_held
+from paceline.collectives.collective import place_like
+from paceline.errors import SpecError
 from paceline.protocol.buckets import FIRST_BUCKET_BYTES, filled
-from paceline.protocol.collectives import Finish, Made, Reduced, RingMachine
-
-Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
-"""(number of elements, type, device) -> a flat tensor for one bucket."""
 
 
-class BucketedArchitecture:
-    """One worker's side of any architecture that averages whole gradients in each step."""
+class BucketSize(NamedTuple):
+    """Size of one bucket in memory."""
 
-    def __init__(
-        self,
-        collective: Collective,
-        context: Context,
-        *,
-        bucket_bytes: int,
-        allocate: Allocate | None = None,
-    ) -> None:
-        self._collective, self._context = collective, context
-        self._bucket_bytes, self._allocate = bucket_bytes, allocate or _in_own_memory
-        self._may_begin_again = isinstance(collective, ViewCollective)
-        """From the gradients that autograd left."""
-        self._tap = GradientTap(self, context, averages=True)
-        self._buckets: list[Bucket] = []
-        self._machine = RingMachine((), 0)
-        self._has_begun = False
-        """Gradients of the pass that is under way have been filled in."""
-        self._means: list[tuple[Tensor, int]] = []
-        """Where others may lack them: the last pass's means, and their versions then."""
-        self._is_clipped, self._came_clipped = torch.zeros(1), False
-        self._has_passed = False
-        """Gradients were averaged since the last step: what is done to them now is to means."""
+    elements: int
+    marks: int
+    """The last elements, which are no gradients: they must arrive exactly."""
 
-    def distribute(self, trained: Trained) -> None:
-        refuse_max_norm(trained.model, self._context.identity.workers)
-        self._trained = trained
-        start_equal(self._collective, trained.everything())
-        self._deal()
-        self._tap.attach(trained.tensors)
-        for optimizer in trained.optimizers:
-            optimizer.register_step_pre_hook(uncompiled(self._before_step))
+    dtype: torch.dtype
+    device: torch.device
 
-    def take(self, optimizer: Optimizer) -> None:
-        optimizer.register_step_pre_hook(uncompiled(self._before_step))
 
-    @property
-    def passes(self) -> int:
-        """See `CountsPasses`."""
-        return self._machine.step
+Allocate = Callable[[Sequence[BucketSize]], list[Tensor]]
+"""Make flat memory for all buckets. Memory from an earlier call is not used again."""
 
-    @passes.setter
-    def passes(self, number: int) -> None:
-        self._machine = RingMachine(self._collective.members, len(self._buckets), step=number)
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self._tap.paused()
-
-    def clip(self, max_norm: float) -> Tensor:
-        self._exchange_rest()
-        if self._came_clipped:
-            self._came_clipped = False
-            return torch.nn.utils.get_total_norm(
-                [t.grad for t in self._trained.tensors if t.grad is not None]
-            )
-        were_kept = bool(self._means) and self._kept() is not None
-        norm = torch.nn.utils.clip_grad_norm_(self._trained.tensors, max_norm)
-        if were_kept:
-            self._is_clipped.fill_(1)
-            self._means = [(flat, flat._version) for flat, _ in self._means]
-        return norm
-
-    def settle(self) -> None:
-        """Batch-norm statistics differ, as workers see different samples: worker 0's count."""
-        with Remembered(self._context):
-            refuse_other(self._trained.tensors, self._context)
-        start_equal(self._collective, list(self._trained.model.buffers()))
-
-    def counters(self) -> dict[str, object]:
-        return {}
-
-    def close(self, *, failed: bool) -> None:
-        self._tap.remove()
-        self._collective.close()
-
-    def follow(self) -> None:
-        self._tap.refuse_changed()
-        is_other = self._trained.may_be_other or not self._tap.is_attached
-        if is_other and not self._is_other():
-            self._tap.attach(self._trained.tensors)
-
-    # Called by the tap, inside backward.
-
-    def made(self, index: int) -> None:
-        if not self._has_begun:
-            self._begin()
-        slot = self._slots[index]
-        slot.fill()
-        if not self._may_begin_again:
-            slot.move_in()
-        bucket = slot.bucket
-        bucket.num_missing -= 1
-        if not bucket.num_missing:
-            self._tell(Made(bucket.number))
-
-    def pass_over(self) -> None:
-        """Average the rest; after it every `grad` is the mean."""
-        while not self._is_summed():
-            if self._context.training.repeats_steps:
-                raise StepAgain
-        for bucket in self._buckets:
-            self._tell(Reduced(bucket.number))
-        self._has_passed, self._has_begun = True, False
-        if isinstance(self._collective, ViewCollective):
-            self._keep(self._collective)
-
-    def pass_broken(self, error: Exception) -> None:
-        """Some buckets may have left, and another worker may have got further: sum as ever."""
-        self.pass_over()
-
-    def _begin(self) -> None:
-        """Before the first gradient of a pass is filled in: a script may hold on to means of the
-        last, and they must stay what they are."""
-        if self._has_begun:
-            return
-        if any(slot.is_outgrown() for slot in self._slots):
-            self._deal_anew()
-        self._has_begun = True
-        for bucket in self._buckets:
-            if bucket.is_held_on_to():
-                self._part_with(bucket)
-            bucket.mark_all()
-
-    def _part_with(self, bucket: "Bucket") -> None:
-        """Leave its memory to the script."""
-        bucket.renew(self._allocate)
-
-    def _is_summed(self) -> bool:
-        """Sum what is left; False where workers were lost meanwhile: nothing is summed then."""
-        self._begin()
-        for bucket in self._buckets[self._machine.started :]:
-            for slot in bucket.slots:
-                slot.fill()  # not reached by this backward pass: accumulated before, or unused
-        self._tell(Finish())
-        if not isinstance(self._collective, ViewCollective):
-            self._collective.finish()
-            return True
-        is_clipped = torch.zeros(1)
-        try:
-            self._collective.finish(keeps=[is_clipped])
-        except ExchangeVoid:
-            self._deal()  # what was started may still write to these buckets
-            return False
-        self._is_clipped, self._came_clipped = is_clipped, bool(is_clipped)
-        return True
-
-    def _keep(self, collective: ViewCollective) -> None:
-        """Leave the means where they are, and lie elsewhere in the next pass."""
-        self._means = [(bucket.flat, bucket.flat._version) for bucket in self._buckets]
-        collective.keep(self._kept)
-        for bucket in self._buckets:
-            bucket.turn_over()
-
-    def _kept(self) -> list[Tensor] | None:
-        """The last pass's means, and whether they are clipped; None where the script has changed
-        them since, in a way that we do not know."""
-        intact = all(flat._version == version for flat, version in self._means)
-        intact = intact and not any(slot.is_held for slot in self._slots)
-        return [*(flat for flat, _ in self._means), self._is_clipped] if intact else None
-
-    def _tell(self, event: Event) -> None:
-        """Do what the machine decides."""
-        for action in self._machine.handle(event):
-            match action:
-                case AllReduce():
-                    bucket = self._buckets[action.bucket]
-                    bucket.probe(self._machine.step)
-                    self._collective.start(bucket.flat)
-                case Usable():
-                    self._hand_out(self._buckets[action.chunk])
-
-    def _hand_out(self, bucket: "Bucket") -> None:
-        weight = self._collective.weight
-        bucket.flat.div_(weight)
-        bucket.hand_out()
-        if weight == len(self._collective.members) and bucket.has_other_weights():
-            raise ExchangeError(OTHER_WEIGHTS)
-
-    # Around a step.
-
-    def _before_step(
-        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> StepArguments | None:
-        changed = with_closure(self._averaged, arguments, named)
-        if changed is None:
-            with Remembered(self._context):
-                self._exchange_rest()
-            self._has_passed = False
-        return changed
-
-    def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        return with_mean_loss(closure, self._exchange_rest, self._context)
-
-    @torch.no_grad()
-    def _exchange_rest(self) -> None:
-        """Average gradients that are not means yet; all workers find the same to be done."""
-        self._tap.refuse_changed()
-        self._is_other()
-        is_to_be_averaged = _Slot.is_fresh if self._has_passed else _Slot.is_own
-        if any(map(is_to_be_averaged, self._slots)):
-            self.pass_over()
-
-    def _is_other(self) -> bool:
-        """The script trains something else now: it is dealt to buckets anew."""
-        if not self._trained.update():
-            return False
-        self._deal_anew()
-        self._tap.attach(self._trained.tensors)
-        return True
-
-    def _deal_anew(self) -> None:
-        for slot in self._slots:  # their place goes with its bucket
-            if slot.lies_here:
-                slot.tensor.grad = slot.place.clone()
-        self._deal()
-
-    def _deal(self) -> None:
-        tensors, blocks = self._trained.tensors, 1 if self._context.views is None else 2
-        self._buckets = _deal(tensors, self._bucket_bytes, self._allocate, blocks)
-        slots = {id(slot.tensor): slot for bucket in self._buckets for slot in bucket.slots}
-        self._slots = [slots[id(tensor)] for tensor in tensors]
-        members, step = self._collective.members, self._machine.step
-        self._machine = RingMachine(members, len(self._buckets), step=step)
-        self._has_begun = False
+def in_own_memory(sizes: Sequence[BucketSize]) -> list[Tensor]:
+    return [torch.zeros(size.elements, dtype=size.dtype, device=size.device) for size in sizes]
 
 
 class Bucket:
-    """Gradients of one type, behind them a mark for each (how many workers have it), and at last a
-    sample of the weights, which must be equal on all workers."""
+    """Gradients of one type, after them a mark for each (the number of workers that have it), and
+    last a sample of the weights, which must be equal on all workers."""
 
-    def __init__(
-        self, number: int, tensors: list[Tensor], allocate: Allocate, blocks: int = 1
-    ) -> None:
-        """It lies in each of so many blocks in turn."""
+    def __init__(self, number: int, tensors: list[Tensor], flats: Sequence[Tensor]) -> None:
+        """`flats`: the bucket lies in each of them in turn."""
         self.number = number
-        first = tensors[0]
-        num_elements = sum(t.numel() for t in tensors) + len(tensors) + 1
-        self._blocks = [
-            _Block(allocate(num_elements, first.dtype, first.device), tensors)
-            for _ in range(blocks)
-        ]
+        self._blocks = [_Block(flat, tensors) for flat in flats]
         self._tensors, self._sampled, self._size = tensors, 0.0, 0.0
-        self.slots = [_Slot(self, tensor) for tensor in tensors]
+        self.slots = [GradientSlot(self, tensor) for tensor in tensors]
         self.num_missing = len(self.slots)
         self.turn_over()
 
@@ -294,10 +54,9 @@ class Bucket:
         """Lie in the next block."""
         self._lie_in(self._blocks.pop(0))
 
-    def renew(self, allocate: Allocate) -> None:
+    def renew(self) -> None:
         """Lie in new memory in place of the present block's."""
-        flat = self._blocks.pop().flat
-        self._lie_in(_Block(allocate(flat.numel(), flat.dtype, flat.device), self._tensors))
+        self._lie_in(_Block(torch.zeros_like(self._blocks.pop().flat), self._tensors))
 
     def is_held_on_to(self) -> bool:
         """Somebody has means that were handed out, or views of them, beside the tensors' `grad`."""
@@ -362,7 +121,7 @@ class _Block:
         return count - self._num_own
 
 
-class _Slot:
+class GradientSlot:
     """Where one tensor's gradient lies in its bucket."""
 
     place: Tensor
@@ -438,18 +197,23 @@ class _Slot:
         self.tensor.grad, self._given = self.place.detach(), None
 
 
-def _deal(
+def deal(
     tensors: list[Tensor], bucket_bytes: int, allocate: Allocate, blocks: int = 1
 ) -> list[Bucket]:
-    """Fill buckets of about `bucket_bytes`, one type each, from the last tensor to the first."""
+    """Fill buckets of about `bucket_bytes`, one type each, from the last tensor to the first. Each
+    bucket lies in `blocks` pieces of memory in turn."""
     made = tensors[::-1]
     sizes = [(t.numel() * t.element_size(), (t.dtype, t.device)) for t in made]
     cut = filled(sizes, min(bucket_bytes, FIRST_BUCKET_BYTES), bucket_bytes)
+    groups = [[made[index] for index in bucket] for bucket in cut]
+    flats = iter(allocate([_size(group) for group in groups for _ in range(blocks)]))
     return [
-        Bucket(number, [made[index] for index in bucket], allocate, blocks)
-        for number, bucket in enumerate(cut)
+        Bucket(number, group, [next(flats) for _ in range(blocks)])
+        for number, group in enumerate(groups)
     ]
 
 
-def _in_own_memory(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(num_elements, dtype=dtype, device=device)
+def _size(tensors: Sequence[Tensor]) -> BucketSize:
+    first, marks = tensors[0], len(tensors) + 1
+    elements = sum(tensor.numel() for tensor in tensors) + marks
+    return BucketSize(elements, marks, first.dtype, first.device)

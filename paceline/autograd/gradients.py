@@ -6,6 +6,7 @@ script calls its model, or whether the loss passes through it at all.
 
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -84,6 +85,8 @@ class GradientTap:
         self._taps: list[RemovableHandle] = []
         """Those that see gradients: one for each tensor."""
         self._tensors: list[Tensor] = []
+        self._insides: dict[Tensor, int] = {}
+        """What each tensor consisted of when it was attached (see `renew_hooks`)."""
         self._averaged: set[int] = set()
         """Numbers of the tensors that a hook of the script's finds averaged."""
         self._paused = self._in_pass = False
@@ -103,6 +106,11 @@ class GradientTap:
     def attach(self, tensors: Sequence[Tensor]) -> None:
         """Watch these tensors, and no others."""
         self.remove()
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in tensors:
+                if self._insides.get(tensor, tensor._cdata) != tensor._cdata:
+                    renew_hooks(tensor)
+            self._insides = {tensor: tensor._cdata for tensor in tensors}
         self._tensors, self._handles, self._taps = list(tensors), [], []
         self._averaged.clear()
         self._local.clear()
@@ -118,10 +126,7 @@ class GradientTap:
         """The hooks are where they were put: they go away with the inside of a tensor that the
         script swaps with another's (`torch.utils.swap_tensors`)."""
         with torch._C.DisableTorchFunctionSubclass():
-            return all(
-                handle.id in (tensor._post_accumulate_grad_hooks or ())
-                for tensor, handle in zip(self._tensors, self._taps, strict=True)
-            )
+            return all(tensor._cdata == inside for tensor, inside in self._insides.items())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -283,6 +288,17 @@ class GradientTap:
                 "worker must use the same tensors where the script has hooks on them."
             )
         return mean[:-1].view(plain.shape)
+
+
+def renew_hooks(tensor: Tensor) -> None:
+    """Give a tensor new dictionaries of hooks.
+
+    A tensor that a script swaps with another stays the same object and gets the other's inside.
+    Hooks go with the old inside, but the dictionaries that tell of them stay: what is added to them
+    would be called for the other tensor.
+    """
+    tensor._backward_hooks = OrderedDict()
+    tensor._post_accumulate_grad_hooks = OrderedDict()
 
 
 MANY = 256

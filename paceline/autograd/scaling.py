@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from paceline.autograd.gradients import renew_hooks
 from paceline.autograd.trained import Trained
 from paceline.errors import PacelineError, SpecError
 
@@ -29,6 +30,8 @@ class ScaledGradients:
         on."""
         self._refusal: SpecError | None = None
         self._watches = False
+        self._insides: dict[int, int] = {}
+        """For each watched tensor, by identity, what it consisted of when it was hooked."""
 
     def scale_by(self, scale: float) -> None:
         """The next gradients count `scale` times an equal share."""
@@ -58,10 +61,16 @@ class ScaledGradients:
             for tensor in chain.from_iterable(one.everything() for one in self._trained):
                 if tensor.requires_grad and not self._is_watched(tensor):
                     tensor.register_hook(self._came)
+                    self._insides[id(tensor)] = tensor._cdata
 
     def _is_watched(self, tensor: Tensor) -> bool:
         """Asked of the tensor itself: hooks go with its inside when a script swaps it."""
-        return self._came in (tensor._backward_hooks or {}).values()
+        if self._came not in (tensor._backward_hooks or {}).values():
+            return False
+        is_same = self._insides.get(id(tensor)) == tensor._cdata
+        if not is_same:
+            renew_hooks(tensor)
+        return is_same
 
     def _came(self, gradient: Tensor) -> Tensor:
         self.count += 1

@@ -22,7 +22,7 @@ from paceline.builtin.balance import balance
 from paceline.builtin.evaluation import accuracy
 from paceline.builtin.recording import recording_for
 from paceline.builtin.schedule import learning_rate
-from paceline.collectives.context import GradientUse, StepAgain
+from paceline.collectives.context import StepAgain
 from paceline.compute.emulated import EmulatedModel, model_for, skip_updates
 from paceline.errors import RecordError, SpecError
 from paceline.record import RunFolder, checkpoints
@@ -105,8 +105,7 @@ def _begin(
         start = checkpoint.load(resumed, model=model, optimizer=optimizer)
     session.distribution.repeats_steps = session.options.exclusive
     session.join_obstacle.batches_are_divided = True
-    gradient_use: GradientUse = "clip" if workload.clip_norm else "nothing"
-    session.distribute(model, optimizer, gradient_use=gradient_use)
+    session.distribute(model, optimizer, gradient_use=workload.gradient_use)
     if session.participants.has_joined:
         start = session.participants.first_step
     session.participants.begin_at(start)

@@ -25,10 +25,15 @@ class Collective(Protocol):
         """Ranks of the workers whose values are summed."""
 
     weight: float
-    """What the workers' gradients of the last sum count together: what a mean divides by.
+    """What the last sums must be divided by for a mean.
 
-    The number of members, unless one was lost in that very step with an uneven part of the batch.
+    The number of members, unless one was lost in that very step with an uneven part of the batch;
+    1 if the collective makes means by itself.
     """
+
+    @property
+    def counts_equally(self) -> bool:
+        """Every member counted alike in the last sum: a value that all have comes out as it was."""
 
     @property
     def summed(self) -> int:
@@ -49,6 +54,8 @@ class Collective(Protocol):
 
 class TorchCollective:
     """gloo between CPUs, NCCL between GPUs."""
+
+    counts_equally = True
 
     def __init__(
         self, context: Context, backend: str, members: Sequence[int] | None = None

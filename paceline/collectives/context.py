@@ -7,7 +7,6 @@ implements both; as they stand here they are right for a job whose workers stay 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from paceline.collectives.views import Progress, Views
 from paceline.errors import PacelineError
 from paceline.launch import Identity
 from paceline.protocol.views import View
+from paceline.spec.workload import GradientUse
 from paceline.telemetry import StepClock
 
 
@@ -27,8 +27,6 @@ class StepAgain(Exception):  # noqa: N818 - a turn of events
     neither of the script nor of the job.
     """
 
-
-GradientUse = Literal["nothing", "clip"]
 
 AfterBackward = Callable[[Exception | None], None]
 """Called with what a backward pass raised."""
@@ -132,5 +130,5 @@ class Context:
     """Who takes part, if the others continue in place after a failure."""
 
     gradient_use: GradientUse | None = None
-    """Use of gradients between backward and `optimizer.step()`: nothing, or `clip`. None if only a
-    step will show it, as with a script."""
+    """What the training loop does with gradients between backward and `optimizer.step()`. None with
+    a script, which may do anything, and with an optimizer that cannot run on servers."""

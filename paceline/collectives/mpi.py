@@ -45,6 +45,10 @@ class MpiCollective:
         self.weight = float(len(self.members))
 
     @property
+    def counts_equally(self) -> bool:
+        return self.weight == len(self.members)
+
+    @property
     def summed(self) -> int:
         return len(self.members)
 

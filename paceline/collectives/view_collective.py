@@ -50,6 +50,10 @@ class ViewCollective:
     def members(self) -> tuple[int, ...]:
         return self._views.members
 
+    @property
+    def counts_equally(self) -> bool:
+        return self.weight == len(self.members)
+
     def broadcast(self, flat: Tensor) -> None:
         """A sum in which the first has the only values: it ends when all have entered it, where a
         broadcast would let the first run ahead of the rest."""

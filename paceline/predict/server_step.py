@@ -226,7 +226,9 @@ def _plan(
     workers, seats = experiment.cluster.workers, len(seat_groups)
     quorum = round(quorum_of(options, workers) * len(groups) / workers)
     window = round(options.window * sum(count for _, count in dealt.seats) / seats)
+    leave = options.gradients_leave(experiment.workload.gradient_use)
     collapsed = options.changed(
+        update="worker" if leave == "for means" else options.update,
         transport="tcp",  # memory is one of the links
         staleness=min(options.staleness, MOST_AHEAD),
         quorum=max(1, quorum),

@@ -262,7 +262,3 @@ class Lost(Event, frozen=True, gc=False):
 
     step: int | None = None
     """The one that the worker in this process is in; None where there is none."""
-
-
-class Served(Event, frozen=True, gc=False):
-    """Servers are about to be given weights and state from outside."""

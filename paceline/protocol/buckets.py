@@ -12,6 +12,9 @@ HYBRID_BUCKET_BYTES = 4 << 20
 """Small enough that summing in a host starts early in backward, large enough that flags cost
 nothing."""
 
+SERVER_BUCKET_BYTES = 1 << 20
+"""Several chunks of a network; servers begin to sum early in backward."""
+
 
 def filled(
     sizes: Iterable[tuple[int, Hashable]], first_bytes: int, bucket_bytes: int

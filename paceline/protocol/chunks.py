@@ -14,6 +14,10 @@ ALIGNMENT_BYTES = 64
 """Every parameter starts on a cache line, so that vector instructions read whole lines."""
 
 
+EXACT_GROUP = -1
+"""Group of what must arrive exactly: it is never compressed."""
+
+
 class ParameterSize(msgspec.Struct, frozen=True, kw_only=True):
     """All the protocol needs to know of a parameter; listed in the order of first use."""
 

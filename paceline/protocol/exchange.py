@@ -40,7 +40,6 @@ from paceline.protocol.actions import (
     Ready,
     Rehomed,
     Send,
-    Served,
     Stepped,
     Usable,
     Used,
@@ -168,9 +167,6 @@ class ExchangeMachine:
             case Copy():
                 self._homes.copy(event.chunk, event.version)
                 return [KeepCopy(event), *self._copied(event.chunk)]
-            case Served():
-                self._homes.void()
-                return []
             case Asked(chunk):
                 return [self._to_seat(self._owners[chunk], Inquire(self.worker, chunk))]
             case Assigned(chunk, state):

@@ -108,10 +108,6 @@ class WorkerHomes(Homes):
         else:
             self._means.discard(chunk)
 
-    def void(self) -> None:
-        """Servers are given other weights and state: what is here does not belong to them."""
-        self._copies, self._means = {}, set()
-
     def has_state(self, chunk: int, version: int) -> bool:
         return version in self._copies.get(chunk, ())
 

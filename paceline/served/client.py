@@ -28,7 +28,6 @@ from paceline.protocol.actions import (
     Normed,
     Ready,
     Rehomed,
-    Served,
     Stepped,
     Usable,
     Used,
@@ -71,6 +70,7 @@ class WorkerSide:
         inside: Transport | None = None,
         codec: Codec,
         wake: Callable[[], None],
+        lost_from: Callable[[int, int], None],
         deadline_seconds: float,
     ) -> None:
         """`held`: where this worker reads weights. `transports`: of each chunk. `inside`: to the
@@ -85,12 +85,10 @@ class WorkerSide:
         """Changes of who is in the job, for the training thread to take between steps."""
         self.lost: set[int] = set()
         """Workers that are known to be lost, from whichever step on."""
-        self.lost_from: Callable[[int, int], None] = lambda worker, step: None
-        """See `Context`."""
         self.rehomed: deque[Rehomed] = deque()
         """Servers that were lost, for the training thread to take note of between steps."""
         self.failure: BaseException | None = None
-        self._plan, self._held, self._wake = plan, held, wake
+        self._plan, self._held, self._wake, self._lost_from = plan, held, wake, lost_from
         self._name = f"worker{machine.worker}"
         self._num_chunks = len(plan.owners)
         self._deadline_seconds = deadline_seconds
@@ -103,7 +101,6 @@ class WorkerSide:
         """Of each thread that waits for weights: what lets it go on, and the chunks that have not
         come. A lock of its own takes a third of the time of a condition."""
         self._freed: list[int] = []
-        self._absent: set[int] = set()
         self._normed: Normed | None = None
         self._states: dict[int, ChunkState] = {}
         self._copies: dict[int, dict[int, tuple[Copy, Payloads]]] = {}
@@ -149,10 +146,6 @@ class WorkerSide:
     def assign(self, chunk: int, values: Tensor) -> None:
         """Worker 0: set the weights of a chunk at its server."""
         self._give(Assign(self.machine.worker, chunk), [as_buffer(values)])
-
-    def serve_anew(self) -> None:
-        """The servers are about to be given weights and state."""
-        self._ask([Served()])
 
     def configure(self, groups: list[Settings]) -> None:
         """The optimizer's settings, from the next gradient or commit on."""
@@ -234,12 +227,6 @@ class WorkerSide:
         self._ask([Asked(chunk) for chunk in everything])
         self._await(lambda: len(self._blamed) == len(everything), "servers to confirm", everything)
 
-    def take_absent(self) -> set[int]:
-        """Parameters whose newest mean gradient is of nobody; forgotten with this call."""
-        with self._changed:
-            absent, self._absent = self._absent, set()
-        return absent
-
     def close(self) -> None:
         """Nothing more is asked for; after it the loop knows of all that was."""
 
@@ -283,7 +270,6 @@ class WorkerSide:
     def usable(self, action: Usable, payloads: Payloads) -> None:
         """Weights have come; the training thread hears of it with the next `release`."""
         self.transports[action.chunk].take_weights(action.chunk, payloads)
-        self._absent.update(action.absent)
         if action.chunk in self._copies:
             kept = self._copies[action.chunk]
             self._copies[action.chunk] = {v: c for v, c in kept.items() if v >= action.version}
@@ -292,7 +278,7 @@ class WorkerSide:
     def change(self, crew: CrewChange) -> None:
         """Somebody comes or is lost."""
         for worker in crew.lost:
-            self.lost_from(worker, -1 if crew.cut is None else crew.cut)
+            self._lost_from(worker, -1 if crew.cut is None else crew.cut)
         self.lost.update(crew.lost)
         self.crew.append(crew)
 

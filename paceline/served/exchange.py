@@ -6,7 +6,6 @@ next one: each is an *opening*, with notes of its own in the store.
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -15,10 +14,9 @@ from torch._C._distributed_c10d import PrefixStore
 from paceline import spec
 from paceline.collectives.context import Context
 from paceline.collectives.notes import Meeting
-from paceline.errors import SpecError
+from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.membership import CrewBook
 from paceline.served import setup
-from paceline.served.cutting import Cutter
 from paceline.served.shapes import Exchanged
 
 CLOSING_SECONDS = 5.0
@@ -37,13 +35,9 @@ class Exchange:
         self._read = self._member.read
         self.layout, self.meeting = self._member.plan.layout, self._member.meeting
         self.is_shared = self._member.plan.rules.shared
-        self.cutter = Cutter(
-            exchanged.names, exchanged.tensors, self.layout, self.worker, context.training.weight
-        )
         founders = () if context.identity.has_joined else range(context.identity.workers)
         self._book = CrewBook(founders)
         self.lost_servers: list[str] = []
-        self.worker.lost_from = context.membership.failed_from
         if context.identity.has_joined:
             context.membership.joined_at(self.worker.machine.step)
             self.greet(self.worker.machine.step)
@@ -51,6 +45,14 @@ class Exchange:
     def view(self, index: int) -> Tensor:
         """What has come for a tensor, in its shape."""
         return self._read.parameter(index, self.exchanged.tensors[index])
+
+    def sent_from(self, index: int) -> Tensor:
+        """A row of memory from which servers take a tensor's gradient; if they share none, the
+        tensor itself."""
+        gradients = self._member.gradients
+        if gradients is None or self.is_apart:
+            return self.exchanged.tensors[index]
+        return gradients.row(index)
 
     @property
     def leader(self) -> int:
@@ -83,21 +85,6 @@ class Exchange:
             views = [self.view(index) for index in range(len(self.exchanged.tensors))]
             setup.write_tensors(views, self.held)
 
-    def means(self, *, copied: bool) -> tuple[float, Iterator[Tensor | None]]:
-        """Wait for the mean gradients of all that was put in: seconds waited, and the means.
-
-        None where nobody had a gradient. Where not `copied` they are to be read only, and hold
-        until the next are put in: others may be served from the same memory. A copy is made when
-        its turn comes, so that it may take the memory of what it replaces.
-        """
-        self.cutter.finish(mean=True)
-        waited = self.worker.wait_all()
-        absent, count = self.worker.take_absent(), len(self.exchanged.tensors)
-        views = (None if index in absent else self.view(index) for index in range(count))
-        if copied or self.is_shared:
-            return waited, (None if view is None else view.clone() for view in views)
-        return waited, views
-
     def greet(self, steps: float = math.inf) -> None:
         """Take note of who has come or gone; `steps` are done, and the next has not begun."""
         while self.worker.rehomed:
@@ -121,10 +108,11 @@ class Exchange:
                 self._context.membership.members_changed(crew, change.lost, change.left)
 
     def gather(self, key: str, note: str) -> list[str]:
-        """The notes of all workers, on all of them; of those who are lost only what they left."""
+        """The notes of all workers, on all of them; of those who failed only what they left."""
+        workers = self._context.identity.workers
         if self._context.identity.goes_on:
-            return self.meeting.collect(key, note, self._context.identity.workers, self.worker.lost)
-        return self.meeting.gather(key, note, self._context.identity.workers)
+            return self.meeting.collect(key, note, workers, self.worker.lost)
+        return self.meeting.gather(key, note, workers)
 
     def counters(self) -> dict[str, object]:
         return self._member.counters()
@@ -166,15 +154,15 @@ def serve(options: spec.Server, context: Context) -> dict[str, object]:
     return counters
 
 
-def present_opening(context: Context) -> int:
-    """The one that is open, for a worker that joins."""
-    meeting = Meeting(context)
-    for opening in itertools.count():
-        if not meeting.has(f"again/{opening}"):
-            return opening
-        if not meeting.read(f"again/{opening}", bool, "worker0"):
-            raise SpecError("--join", "the job has ended.", "start another one.")
-    raise AssertionError("there is always a next one")
+def refuse_ended(context: Context) -> None:
+    """Raise SpecError if the job that this worker joins has ended meanwhile."""
+    try:
+        has_ended = Meeting(context).has("again/0")  # where a worker may join, there is one opening
+    except ExchangeError:
+        has_ended = True
+    if has_ended:
+        problem = "the job ended before this worker got in."
+        raise SpecError("--join", problem, "start another one.")
 
 
 def of_opening(context: Context, opening: int) -> Context:

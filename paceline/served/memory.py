@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.protocol import Chunk, Layout
+from paceline.protocol.chunks import EXACT_GROUP
 from paceline.wire import Segment
 
 DTYPES = {
@@ -54,6 +55,10 @@ class Flats:
     def chunk(self, index: int) -> Tensor:
         return self._chunks[index]
 
+    def is_exact(self, index: int) -> bool:
+        """A chunk must arrive exactly, whatever the compression."""
+        return self._layout.flats[self._layout.chunks[index].flat].group == EXACT_GROUP
+
     def buffer(self, index: int) -> memoryview:
         """A chunk's bytes, for the wire."""
         return self._buffers[index]
@@ -63,6 +68,19 @@ class Flats:
         place = self._layout.places[index]
         row = self._flats[place.flat][place.start : place.stop]
         return row.as_strided(like.shape, like.stride(), row.storage_offset())
+
+    def row(self, index: int) -> Tensor:
+        """A parameter's place in shared memory, as a tensor whose storage no other tensor has."""
+        assert self.segment is not None, "it is shared memory"
+        place = self._layout.places[index]
+        before = sum(f.elements * f.element_bytes for f in self._layout.flats[: place.flat])
+        flat = self._layout.flats[place.flat]
+        return torch.frombuffer(
+            self.segment.memory,
+            dtype=DTYPES[flat.kind],
+            count=place.stop - place.start,
+            offset=before + place.start * flat.element_bytes,
+        )
 
     def clear_padding(self) -> None:
         """Zero what no parameter covers: it travels and is updated with its neighbours."""

@@ -115,7 +115,7 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     exclusive = plan.rules.exclusive
     pinned = exchanged.device.type == "cuda"
     held = served if exclusive and served is not None else Flats.private(plan.layout, pinned=pinned)
-    if held is not served:
+    if held is not served and plan.rules.updates:
         write_tensors(exchanged.tensors, held)
     store = served or (held if exclusive else Flats.private(plan.layout))
     codec = make_codec(options.compression, options.topk_fraction)
@@ -148,9 +148,10 @@ def set_up_worker(options: spec.Server, context: Context, exchanged: Exchanged) 
     loop.start(lambda: use_free_cores(plan, identity))
     if joins:
         worker.join()
-    else:
+    elif plan.rules.updates or plan.rules.second_homes:
         _share_weights(plan, worker, held, served, leads)
-    read_tensors(exchanged.tensors, held)
+    if plan.rules.updates:
+        read_tensors(exchanged.tensors, held)
     if not joins:
         _start_together(member, identity)
     return member
@@ -203,7 +204,8 @@ def _agree(
             served = Flats.shared(plan.layout)
             assert served.segment is not None
             plan = msgspec.structs.replace(plan, ticket=served.segment.ticket)
-            write_tensors(exchanged.tensors, served)
+            if plan.rules.updates:
+                write_tensors(exchanged.tensors, served)
         meeting.leave("plan", plan)
     plan = meeting.read("plan", JobPlan, "worker0")
     check_plan(plan, exchanged)
@@ -304,6 +306,7 @@ def _make_worker(
         "inside": inside,
         "codec": codec,
         "wake": mailbox.wake,
+        "lost_from": context.membership.failed_from,
         "deadline_seconds": context.deadline_seconds,
     }
     return WorkerSide(**common) if staging is None else DeviceWorker(staging, **common)

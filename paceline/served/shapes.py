@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from paceline import spec
+from paceline.collectives.context import Context
 from paceline.errors import ExchangeError, SpecError
 from paceline.launch import Identity
 from paceline.protocol.chunks import ParameterSize
 from paceline.protocol.messages import Settings
-from paceline.protocol.plan import Shape, make_plan
+from paceline.protocol.plan import Shape, make_plan, placement_of, why_no_second_homes
 from paceline.served.device import check_devices, is_apart
 from paceline.served.job_plan import JobPlan
 from paceline.served.memory import DTYPES, is_dense
@@ -62,6 +63,15 @@ def refuse_sparse(model: torch.nn.Module) -> None:
         if getattr(module, "sparse", False) is True:
             problem = f"{name or 'the model'} makes sparse gradients, and chunks are dense."
             raise SpecError("architecture server", problem, "build the layer with sparse=False.")
+
+
+def note_members(options: spec.Server, context: Context, device: torch.device) -> None:
+    """Record what the members of this job mean for it, where a user may not expect it."""
+    shape = shape_of(context.identity, accelerated=is_apart(device))
+    if placement_of(options, shape) != options.placement:
+        context.note("no servers were asked for: the workers serve (colocated).")
+    if context.identity.goes_on and (why := why_no_second_homes(options, shape)):
+        context.note(f"the failure of a server stops the job: {why}.")
 
 
 def shape_of(identity: Identity, *, accelerated: bool = False) -> Shape:

@@ -4,7 +4,6 @@ From one `optimizer.step()` to the next: the first gradient of a backward pass s
 the optimizer ahead, each gradient leaves and a stand-in takes its place, and `step` closes it.
 """
 
-import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +20,9 @@ from paceline.collectives.context import Context
 from paceline.errors import ExchangeError, SpecError
 from paceline.protocol.messages import Settings
 from paceline.served.client import Moment
-from paceline.served.cutting import Stretch
+from paceline.served.cutting import Cutter, Stretch
 from paceline.served.exchange import Exchange
-from paceline.served.setup import write_tensors
 from paceline.served.updates import pull_state, push_state, settings_of
-from paceline.served.watching import WatchedGradient
 from paceline.served.weights import HeldGradient, Owner, ServedWeights, make_remote
 
 Recorded = tuple[Sequence[tuple[Tensor, Tensor]], Moment]
@@ -51,23 +48,25 @@ class Streaming:
         optimizer: Optimizer,
         owner: Owner,
         *,
-        steps: int,
         holds: bool,
         way_out: str,
         before_write: Callable[[], None],
-        before_forward: Callable[[], bool] = lambda: False,
     ) -> None:
         """`holds`: servers wait for `step`. `way_out`: what to do for a script that needs more.
-        `before_forward` is called in each step, and says whether the script has all of it back."""
+        `before_write` is called before the script writes to its weights, and refuses that."""
         self._exchange, self._context, self._optimizer = exchange, context, optimizer
-        self._worker, self._cutter = exchange.worker, exchange.cutter
-        self._holds, self._way_out = holds, way_out
-        # Scripted and traced code reads weights where nobody sees it: they are waited for at once.
-        self._settles = any(
-            issubclass(type(one), torch.jit.ScriptModule) for one in gc.get_objects()
+        self._worker, self.tensors = exchange.worker, exchange.exchanged.tensors
+        self._cutter = Cutter(
+            exchange.exchanged.names,
+            self.tensors,
+            exchange.layout,
+            self._worker,
+            context.training.weight,
         )
-        self.tensors = exchange.exchanged.tensors
-        self.steps = steps
+        self._holds, self._way_out = holds, way_out
+        self._settles = False
+        """Weights are waited for at once: they are read where nobody sees it."""
+        self.steps = self._worker.machine.step
         self._sent_settings: list[Settings] = []
         self._scales: dict[int, float] = {}
         """What clipping multiplies each tensor's gradient by, in this step."""
@@ -80,24 +79,13 @@ class Streaming:
             HeldGradient(tensor, partial(self._norm, i), partial(self._scale_by, i), way_out)
             for i, tensor in enumerate(self.tensors)
         ]
-        self._learned_order = self._is_in_forward = self._is_over = False
-        self._before_forward = before_forward
+        self._learned_order = False
         if optimizer.state and exchange.leads:
             push_state(optimizer, self.tensors, exchange.layout, self._worker)
         exchange.fill()
         self.weights.install([exchange.view(index) for index in range(len(self.tensors))])
         self._owner = owner
         self._send_away_optimizer()
-
-    def give_back(self) -> None:
-        """The tensors and the optimizer are the script's again, with all that servers knew."""
-        if self._cutter.made:
-            raise ExchangeError(f"weights are changed between backward and step. {self._way_out}")
-        self._waited(self._worker.wait_all())
-        self._is_over = True
-        self.weights.give_back()
-        self._restore()
-        pull_state(self._optimizer, self.tensors, self._exchange.layout, self._worker)
 
     def saved_state(self) -> dict[str, Any]:
         self.settle()
@@ -162,8 +150,7 @@ class Streaming:
                 "optimizer.step(): run all but the last backward of a step inside "
                 f"paceline.no_sync(). If the step was skipped on purpose: {self._way_out}"
             )
-        is_mean = isinstance(tensor.grad, WatchedGradient)  # of the step that was watched
-        if is_held(tensor, in_own_memory=is_mean, surely=True):
+        if is_held(tensor, surely=True):
             raise ExchangeError(
                 f"the script keeps the gradient of {self._exchange.exchanged.names[index]}, or "
                 f"memory that it lies in, and it goes to the servers. {self._way_out}"
@@ -224,7 +211,7 @@ class Streaming:
         self._close()
 
     def _close(self) -> None:
-        self._norms, self.steps, self._is_in_forward = None, self.steps + 1, False
+        self._norms, self.steps = None, self.steps + 1
         self._scales.clear()
         self._exchange.greet(self.steps)
         if self._settles or _has_compiled_code():  # it cannot stop where it needs a weight
@@ -265,10 +252,6 @@ class Streaming:
         if self.has_begun or self._norms is not None:
             self._read_before_step(index)
             return
-        if not self._is_in_forward and torch.is_grad_enabled():
-            self._is_in_forward = True
-            if self._before_forward():
-                return
         if not self._worker.idle:
             self._waited(self._worker.wait(self._cutter.chunks_of(index)))
 
@@ -286,11 +269,8 @@ class Streaming:
 
     def _norm(self, index: int) -> float:
         """A tensor's `grad` is asked for its norm: the step is complete, and on hold."""
-        if self._is_over:
-            problem = "kept from an earlier step, which servers have taken: it is not here."
-            raise SpecError("gradients", problem, f"clear it with zero_grad(). {self._way_out}")
         if not self._holds:
-            problem = "used for the first time in this step, and gone to the servers already."
+            problem = "used before optimizer.step(), and gone to the servers already."
             raise SpecError("gradients", problem, self._way_out)
         if self._norms is None:
             self._cutter.finish(hold=True)
@@ -300,7 +280,7 @@ class Streaming:
         return self._norms[index]
 
     def _scale_by(self, index: int, factor: float) -> None:
-        if self._is_over or not self._holds:
+        if not self._holds:
             self._norm(index)
         self._scales[index] = self._scales.get(index, 1.0) * factor
 
@@ -314,14 +294,6 @@ class Streaming:
     def _waited(self, seconds: float) -> None:
         if seconds > 0:
             self._context.clock.charge("exchange_exposed", seconds)
-
-
-def assign_weights(exchange: Exchange) -> None:
-    """The workers' weights, equal on all, become the servers'."""
-    if exchange.leads or not exchange.is_shared:
-        write_tensors(exchange.exchanged.tensors, exchange.held)
-    if not exchange.is_shared:
-        push_weights(exchange)
 
 
 def push_weights(exchange: Exchange) -> None:

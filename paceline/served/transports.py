@@ -119,7 +119,10 @@ class Shared(Transport):
         self._copies = copies
 
     def put_gradient(self, chunk: int, pieces: list[Piece]) -> None:
-        gather(pieces, self._gradients.chunk(chunk))
+        into = self._gradients.chunk(chunk)
+        size, at = into.element_size(), into.data_ptr()
+        if not all(values.data_ptr() == at + start * size for start, _, values in pieces):
+            gather(pieces, into)  # else it was made there
 
     def place(self, chunk: int) -> Tensor | None:
         return self._gradients.chunk(chunk)
@@ -170,11 +173,15 @@ class Wire(Transport):
         pieces, like = self._made.pop(chunk), self._weights.chunk(chunk)
         whole = len(pieces) == 1 and pieces[0][:2] == (0, like.numel())
         values = pieces[0][2] if whole else gather(pieces, torch.empty_like(like))
+        if self._weights.is_exact(chunk):
+            return self._codec.plain(values)
         return self._codec.encode(chunk, values)
 
     def take_gradient(self, chunk: int, payloads: Payloads) -> list[Piece]:
         (payload,), like = payloads, self._weights.chunk(chunk)
         assert payload is not None
+        if self._weights.is_exact(chunk):
+            return [(0, like.numel(), from_buffer(payload, like.dtype))]
         return [(0, like.numel(), self._codec.decode(payload, like.numel(), like.dtype))]
 
     def weights_payloads(self, chunk: int) -> list[memoryview]:

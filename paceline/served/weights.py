@@ -3,10 +3,9 @@
 Weights are whole whenever they are touched. A trained tensor keeps being the script's own object,
 but changes class: whatever torch function takes it waits first until its newest values are here, so
 a layer waits for its own weights only and it does not matter who reads them: a forward pass, an
-average of weights, `state_dict`. Whoever is about to write them is told to the owner first, who
-takes the weights back from the servers. Views that a script gets hold of (`p.data`, `p.detach()`)
-are of a class that does the same. Of `set_` torch tells nobody: that a tensor has other memory is
-seen before the next gradients.
+average of weights, `state_dict`. Writing them is refused. Views that a script gets hold of
+(`p.data`, `p.detach()`) are of a class that does the same. Of `set_` torch tells nobody: that a
+tensor has other memory is seen before the next gradients.
 
 A gradient that has gone can be cleared, and where the servers hold a step back until
 `optimizer.step()`, its norm can be asked for and it can be scaled, which is all that clipping by
@@ -17,7 +16,6 @@ Schedulers and scripts hold on to the optimizer they made, so it is not replaced
 
 import functools
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -82,6 +80,12 @@ def is_known_elsewhere(tensor: Tensor) -> bool:
     return tensor.is_shared() or not tensor.untyped_storage().resizable()
 
 
+def is_viewed(tensor: Tensor) -> bool:
+    """Somebody else holds its memory, and would no longer see it change."""
+    alone = 2  # the tensor, and the handle asked here
+    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > alone)
+
+
 class ServedWeights:
     """The tensors of one exchange while servers hold their values."""
 
@@ -92,14 +96,12 @@ class ServedWeights:
         before_read: Callable[[int], None],
         before_write: Callable[[], None],
     ) -> None:
-        """`before_read` is called with a tensor's number; `before_write` gives up this object."""
+        """`before_read` is called with a tensor's number; `before_write` refuses."""
         self.tensors = list(tensors)
         self._before_read, self._before_write = before_read, before_write
         self._number = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._kinds = [type(tensor) for tensor in tensors]
         self._views: list[Tensor] = []
-        self._aliases: dict[int, weakref.ref[WatchedView]] = {}
-        """Views in the script's hands, by identity."""
         self.order: dict[int, None] = {}
         """Numbers in the order in which they were first read."""
 
@@ -111,29 +113,6 @@ class ServedWeights:
             tensor.data = view
             tensor.__class__ = classes[kind]
 
-    def give_back(self) -> None:
-        """Tensors get memory and class of their own again; their values must all be there."""
-        own = [view.clone() for view in self._views]
-        with torch._C.DisableTorchFunctionSubclass():
-            for number, (tensor, kind) in enumerate(zip(self.tensors, self._kinds, strict=True)):
-                if self._is_here(number):
-                    tensor.data = own[number]
-                if isinstance(tensor, Served):
-                    tensor.__class__ = kind  # type: ignore[assignment]
-            for reference in self._aliases.values():
-                self._move(reference(), own)
-        self._number.clear()
-
-    def _move(self, alias: "WatchedView | None", own: Sequence[Tensor]) -> None:
-        """Let a view go on as an ordinary one, of the memory that took the place of ours."""
-        if alias is None:
-            return
-        number = self._number[id(alias.of)]
-        if _memory(alias) == _memory(self._views[number]):
-            offset = alias.storage_offset() - self._views[number].storage_offset()
-            alias.data = own[number].as_strided(alias.shape, alias.stride(), offset)
-        alias.__class__ = Tensor  # type: ignore[assignment]
-
     @property
     def are_here(self) -> bool:
         """Every tensor has the memory that it was given."""
@@ -143,11 +122,6 @@ class ServedWeights:
     def _is_here(self, number: int) -> bool:
         return self.tensors[number].data_ptr() == self._views[number].data_ptr()
 
-    @property
-    def is_over(self) -> bool:
-        """The tensors have been given back."""
-        return not self._number
-
     def read(self, tensor: Tensor) -> None:
         number = self._number.get(id(tensor))
         if number is not None:
@@ -155,15 +129,12 @@ class ServedWeights:
             self._before_read(number)
 
     def write(self) -> None:
-        if not self.is_over:
-            self._before_write()
+        self._before_write()
 
     def alias(self, tensor: Tensor, made: Tensor) -> Tensor:
         """`made` shares the memory of a tensor: let it be seen when it is used."""
         seen: WatchedView = made.as_subclass(WatchedView)
         seen.of, seen.weights = tensor, self
-        key, aliases = id(seen), self._aliases
-        aliases[key] = weakref.ref(seen, lambda _: aliases.pop(key, None))
         return seen
 
     def _class_of(self, kind: type) -> type:
@@ -220,13 +191,6 @@ class WatchedView(Watched):
         return _plain(self).__reduce_ex__(protocol)
 
 
-def give_up(tensor: Tensor) -> None:
-    """A tensor is about to lose its inside: if servers hold it, the script gets it back."""
-    if isinstance(tensor, Served):
-        tensor.weights.write()
-        tensor.__class__ = getattr(type(tensor), ORIGINAL, type(tensor))
-
-
 def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a torch function on served weights: wait for what it reads, announce what it writes."""
     if func in UNTOUCHING:
@@ -237,9 +201,7 @@ def _touch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor.weights.write()
     read = _found((args, kwargs), [])
     for tensor in read:
-        if isinstance(tensor, Watched):  # else the script got it back at the one before
-            tensor.weights.read(_served(tensor))
-    read = _found(read, [])
+        tensor.weights.read(_served(tensor))
     versions = [tensor._version for tensor in read]
     result = func(*args, **kwargs)
     if written or not read:
@@ -349,18 +311,19 @@ class HeldGradient(Tensor):
             return args[0]
         held = next(arg for arg in args if isinstance(arg, HeldGradient))
         raise ExchangeError(
-            f"{func} needs a gradient that has gone to the servers: the first step showed that it "
-            f"may leave as it is made, and this one uses it, or adds to it without zero_grad(). "
-            f"{held.way_out}"
+            f"{func} needs a gradient that has gone to the servers: the script uses it, or adds to "
+            f"it without zero_grad(). {held.way_out}"
         )
 
 
 class Owner(Protocol):
     """Who updates in the optimizer's place."""
 
-    def step(self) -> bool:
-        """All gradients of a step are made. False: the optimizer has been taken back, and must
-        update by itself."""
+    def evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Call what the script gives to `optimizer.step`; returns the loss."""
+
+    def step(self) -> None:
+        """All gradients of a step are made."""
 
     def saved_state(self) -> dict[str, Any]:
         """What the optimizer's own `state_dict` would give."""
@@ -369,7 +332,7 @@ class Owner(Protocol):
         """Take a saved state."""
 
     def touch_state(self) -> None:
-        """The script looks at `optimizer.state` itself: it must be there when this returns."""
+        """The script looks at `optimizer.state` itself, which is not here."""
 
 
 class Remote(Optimizer):
@@ -381,10 +344,9 @@ class Remote(Optimizer):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = type(self)._paceline_owner.evaluate(closure)
         self._opt_called = True  # schedulers ask whether a step came before theirs
-        if not type(self)._paceline_owner.step():
-            type(self).step(self)
+        type(self)._paceline_owner.step()
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

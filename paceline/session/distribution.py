@@ -24,7 +24,6 @@ from paceline.collectives.context import AfterBackward, TrainingContext
 from paceline.collectives.views import Progress
 from paceline.compute.freed_memory import return_freed_memory
 from paceline.errors import PacelineError, SpecError
-from paceline.served.swapping import follow_swaps
 from paceline.session.observers.passes import Passes, Timed
 from paceline.session.participants import Participants
 from paceline.session.step_record import StepRecord
@@ -109,7 +108,6 @@ class Distribution(TrainingContext):
         if several or isinstance(architecture, Follows):
             self._backward.before.append(self._before_backward)
         self._stack.callback(self._backward.watch())
-        self._stack.callback(follow_swaps())
         if several:
             handle = register_optimizer_step_pre_hook(uncompiled(self._adopt))
             self._stack.callback(handle.remove)

@@ -9,6 +9,10 @@ KEY = "newcomers"
 
 UNDIVIDED = "the job's script takes batches that paceline.shard did not divide"
 
+OWN_UPDATES = (
+    "its workers update their own weights; with server:update=server the servers have them"
+)
+
 
 class JoinObstacle:
     """Collects the reason on every worker; worker 0 publishes it in the job's store."""

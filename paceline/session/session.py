@@ -19,14 +19,14 @@ from paceline.architectures.base import Architecture
 from paceline.autograd.scaling import ScaledGradients
 from paceline.autograd.trained import Trained
 from paceline.collectives.collective import Collective, connect
-from paceline.collectives.context import Context, GradientUse
+from paceline.collectives.context import Context
 from paceline.errors import SpecError
 from paceline.launch import Identity
 from paceline.launch.failures import BEGUN
 from paceline.record import RunFolder
 from paceline.session import gathering, stores
 from paceline.session.distribution import Distribution
-from paceline.session.join_obstacle import JoinObstacle
+from paceline.session.join_obstacle import OWN_UPDATES, JoinObstacle
 from paceline.session.loader.ledger import Ledger
 from paceline.session.loader.positions import Positions
 from paceline.session.participants import Participants
@@ -35,6 +35,7 @@ from paceline.session.serving import NO_MORE, SOME, announce
 from paceline.session.shared_values import SharedValues
 from paceline.session.step_record import StepRecord
 from paceline.session.view_changes import ViewChanges
+from paceline.spec.workload import GradientUse
 from paceline.telemetry import Recorder, StepClock
 
 CPU = torch.device("cpu")
@@ -149,6 +150,9 @@ class Session:
         trained = Trained(model, optimizers)
         if trained.device.type == "cuda" and number == 0:
             self.steps.time_device()
+        served = self.options.serves_workers
+        if served is not None and served.gradients_leave(gradient_use) == "for means":
+            self.join_obstacle.close(OWN_UPDATES)
         self._announce(SOME)
         context = self.context(trained.device, number, gradient_use)
         self.distribution.add(trained, architectures.build(self.options, context))

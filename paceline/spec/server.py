@@ -8,13 +8,18 @@ import msgspec
 from paceline.spec.base import Spec, require, written
 from paceline.spec.cluster import Cluster
 from paceline.spec.facts import ArchitectureFacts
-from paceline.spec.workload import Workload
+from paceline.spec.workload import GradientUse, Workload
 from paceline.units import parse_bytes
 
 LEAST_CHUNK_BYTES = 64
 """Below it a message about a chunk is larger than the chunk: most likely a unit was left out."""
 
 Compression = Literal["none", "fp16", "bf16", "int8", "topk"]
+
+Leaving = Literal["for means", "as made", "held", "at step"]
+"""When gradients leave for servers. `for means`: in backward, and workers update. In the other
+three servers update: as soon as all gradients are there, when the workers call `optimizer.step()`,
+and with gradients that leave only then."""
 
 
 class Server(ArchitectureFacts, Spec, frozen=True, kw_only=True, tag_field="name", tag="server"):
@@ -40,8 +45,9 @@ class Server(ArchitectureFacts, Spec, frozen=True, kw_only=True, tag_field="name
 
     placement: Literal["dedicated", "colocated", "optimal"] = "dedicated"
     update: Literal["auto", "server", "worker"] = "auto"
-    """Where the optimizer runs; `worker` leaves only the averaging to the servers, `auto` decides
-    by what the script's first step does with its gradients."""
+    """Where the optimizer runs. `worker`: servers only average, and each worker updates its own
+    weights. `server`: servers update, and a layer waits for its weights in the next forward pass;
+    the script must not use its gradients or change its weights. `auto`: see `gradients_leave`."""
 
     transport: Literal["auto", "shm", "tcp"] = "auto"
     chunk: str = "auto"
@@ -125,6 +131,16 @@ class Server(ArchitectureFacts, Spec, frozen=True, kw_only=True, tag_field="name
     @property
     def waits_for_all(self) -> bool:
         return self.mode in ("sync", "bounded")
+
+    def gradients_leave(self, use: GradientUse | None) -> Leaving:
+        """When gradients leave a worker, and who updates; it holds for the whole job. `use`: what
+        the training loop does with gradients; None for a script, which may do anything."""
+        if self.exclusive:
+            if self.update == "worker" or (self.update == "auto" and use is None):
+                return "for means"
+            return "held" if use == "clip" else "as made"
+        knows = use == "nothing" or (use is None and self.update == "server")
+        return "as made" if knows else "at step"
 
     @property
     def takes_newcomers(self) -> bool:

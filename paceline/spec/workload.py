@@ -125,6 +125,10 @@ class Script(Spec, frozen=True, kw_only=True):
         return shlex.join([*program.split(" ", 1), *self.arguments])
 
 
+GradientUse = Literal["nothing", "clip"]
+"""What a training loop does with gradients between backward and `optimizer.step()`."""
+
+
 class Workload(Spec, frozen=True, kw_only=True):
     """One model on one data set; or a script, and then nothing else is known of it."""
 
@@ -223,6 +227,14 @@ class Workload(Spec, frozen=True, kw_only=True):
             require(field.name == "script" or own in left_out, "[workload]", problem, fix)
         for name in ("model", "data"):
             msgspec.structs.force_setattr(self, name, "")
+
+    @property
+    def gradient_use(self) -> GradientUse | None:
+        """What the loop does with gradients. None with a script, which may do anything, and with an
+        optimizer that cannot run on servers."""
+        if self.script is not None or not self.optimizer.facts.is_elementwise:
+            return None
+        return "clip" if self.clip_norm else "nothing"
 
     def global_batch_for(self, workers: int) -> int:
         """Samples per step over all workers: 32 each unless the user says otherwise."""

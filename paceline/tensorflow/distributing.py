@@ -308,10 +308,8 @@ def _way(session: Session) -> Callable[[Session, Mirror, Any, KerasPasses], Way]
     if options.averaging is not None:
         return LocalSteps
     served = options.serves_workers
-    if served is not None and (served.update == "server" or not served.exclusive):
+    if served is not None and served.gradients_leave(None) != "for means":
         return ServedSteps
-    if served is not None:
-        session.options = options.changed(update="worker")
     return Averaged
 
 

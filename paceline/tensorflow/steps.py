@@ -19,6 +19,7 @@ from paceline.architectures.base import Architecture
 from paceline.autograd.gradients import Sink
 from paceline.errors import ExchangeError, PacelineError, SpecError
 from paceline.session.session import Session
+from paceline.spec.workload import GradientUse
 from paceline.tensorflow import bundles, graph, rules
 from paceline.tensorflow.likeness import Likeness
 from paceline.tensorflow.mirror import Array, Mirror, StandIn, handed_over, to_numpy, to_torch
@@ -37,10 +38,15 @@ class Common:
     """What all ways share: the mirror, the record, and what went wrong inside a graph."""
 
     def __init__(
-        self, session: Session, mirror: Mirror, optimizer: torch.optim.Optimizer, keras: Any
+        self,
+        session: Session,
+        mirror: Mirror,
+        optimizer: torch.optim.Optimizer,
+        keras: Any,
+        gradient_use: GradientUse | None = None,
     ) -> None:
         self.session, self.mirror, self.optimizer, self.keras = session, mirror, optimizer, keras
-        session.distribute(mirror, optimizer)
+        session.distribute(mirror, optimizer, gradient_use=gradient_use)
         architecture = session.architecture
         assert architecture is not None
         self.architecture: Architecture = architecture
@@ -141,8 +147,6 @@ class Averaged:
             session.options = options.changed(**{options.piece_option: bundles.BUNDLE})
         self.common = Common(session, mirror, StandIn(mirror.tensors), keras)
         self._passes = passes
-        self._is_own_memory = session.options.serves_workers is not None
-        """Means are copies made for this step, and not the exchange's own memory."""
 
     def apply(self, original: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -190,10 +194,10 @@ class Averaged:
         means = [_gradient(tensors[number]) for number in numbers]
         for tensor in tensors:
             tensor.grad = None  # TensorFlow's memory is its own again
-        is_kept = self._is_own_memory
         if total != 1.0:
-            means, is_kept = [mean / total for mean in means], True
-        arrays = [to_numpy(mean) if is_kept else handed_over(mean) for mean in means]
+            arrays = [to_numpy(mean / total) for mean in means]
+        else:
+            arrays = [handed_over(mean) for mean in means]
         self.common.likeness.look(at_all=bool(have_assigned))
         self.common.session.clock.enter("update")
         return arrays
@@ -213,7 +217,7 @@ class ServedSteps:
     def __init__(self, session: Session, mirror: Mirror, keras: Any, passes: Any) -> None:
         rules.check(keras, mirror.trained, session.options)
         optimizer = rules.make(keras, mirror)
-        self.common = Common(session, mirror, optimizer, keras)
+        self.common = Common(session, mirror, optimizer, keras, "nothing")
         self._passes = passes
         self._has_begun, self._weight = False, 1.0
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline import spec
-from paceline.architectures.server.synchronous import SynchronousServer
+from paceline.architectures.server import build
 from paceline.autograd.trained import Trained
 from paceline.errors import SpecError
 from paceline.launch import Identity, invitation
@@ -101,7 +101,7 @@ def parts(lines):
 def test_in_step_the_batch_is_shared_with_the_newcomer_and_training_is_the_same(
     tmp_path, transport, alone
 ):
-    folder, printed = train_and_join(tmp_path, f"server:transport={transport}")
+    folder, printed = train_and_join(tmp_path, f"server:update=server,transport={transport}")
     check_joined(folder, printed, alone)
     assert {member.name for member in folder.members()} == {
         "worker0",
@@ -190,7 +190,9 @@ def failed(process):
 )
 def test_where_one_who_joined_fails_the_others_go_on(tmp_path, transport):
     told = {"end": failed, "FAILS": "worker2:10"}
-    folder, printed = train_and_join(tmp_path, f"server:transport={transport}", **told)
+    folder, printed = train_and_join(
+        tmp_path, f"server:update=server,transport={transport}", **told
+    )
     assert parts(printed) == [4] * 10
     first, second = (log(folder, f"worker{rank}") for rank in range(2))
     assert len(parts(first)) == len(parts(second)) == STEPS
@@ -200,7 +202,7 @@ def test_where_one_who_joined_fails_the_others_go_on(tmp_path, transport):
 
 def test_one_joins_in_the_place_of_one_who_has_failed(tmp_path):
     more, told = ("--on-loss", "continue"), {"FAILS": "worker1:20"}
-    folder, printed = train_and_join(tmp_path, "server:transport=tcp", *more, **told)
+    folder, printed = train_and_join(tmp_path, "server:update=server,transport=tcp", *more, **told)
     first = parts(log(folder, "worker0"))
     assert len(first) == STEPS
     assert 12 in first[20:], "it was alone for a while"
@@ -210,7 +212,7 @@ def test_one_joins_in_the_place_of_one_who_has_failed(tmp_path):
 
 @pytest.mark.slow
 def test_the_comparison_notices_a_newcomer_that_brings_nothing(tmp_path, alone):
-    folder, _ = train_and_join(tmp_path, "server", IDLE="1")
+    folder, _ = train_and_join(tmp_path, "server:update=server", IDLE="1")
     assert weights(log(folder, "worker0")) != pytest.approx(alone, abs=1e-3)
 
 
@@ -295,7 +297,7 @@ def test_one_who_came_as_the_job_ended_hears_so_at_once(opened):
     model = torch.nn.Linear(5, 1)
     trained = Trained(model, [torch.optim.SGD(model.parameters(), lr=0.01)])
     with pytest.raises(SpecError, match="the job ended before this worker got in"):
-        SynchronousServer(spec.Server(), surroundings).distribute(trained)
+        build(spec.Server(update="server"), surroundings).distribute(trained)
 
 
 def test_one_who_comes_after_the_end_does_not_wait_as_founders_do(opened):
@@ -349,7 +351,16 @@ def test_a_script_with_batches_of_its_own_is_not_joined_and_goes_on(tmp_path):
     folder, script = tmp_path / "run", tmp_path / "own.py"
     script.write_text(OWN_BATCHES)
     command = (sys.executable, "-m", "paceline", "run")
-    asked = ("-n", "2", "--servers", "1", "--architecture", "server", "--out", str(folder))
+    asked = (
+        "-n",
+        "2",
+        "--servers",
+        "1",
+        "--architecture",
+        "server:update=server",
+        "--out",
+        str(folder),
+    )
     job = run(*command, *asked, str(script))
     try:
         while not (folder / invitation.FILE).exists():

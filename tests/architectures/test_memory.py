@@ -86,13 +86,14 @@ it has left in shared memory."""
 
 
 def test_what_servers_hold_is_not_held_by_workers_too():
-    for counted in run_members(train, None, workers=2, architecture=COLOCATED):
-        for own, shared in counted[1:]:
+    for counted in run_members(train, "nothing", workers=2, architecture=COLOCATED):
+        for own, shared in counted:
             assert own < LEFT + SLACK
             assert shared < 1 + LEFT + ARRIVED + SLACK
 
 
-def test_a_loop_that_is_known_has_no_first_step_with_copies_of_its_own():
-    for counted in run_members(train, "nothing", workers=2, architecture=COLOCATED):
-        for own, _ in counted:
-            assert own < LEFT + SLACK
+def test_where_workers_update_gradients_and_means_exist_once_beside_the_weights():
+    for counted in run_members(train, None, workers=2, architecture=COLOCATED):
+        for own, shared in counted:
+            assert own < 1 + SLACK
+            assert shared < 2 + ARRIVED + SLACK

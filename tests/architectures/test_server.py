@@ -241,16 +241,18 @@ def save_and_resume(session):
         return losses
 
     train(3)
-    saved = {k: v.clone() for k, v in model.state_dict().items()}, optimizer.state_dict()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     first = train(3)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     return first, train(3)
 
 
+@pytest.mark.parametrize("update", ["worker", "server"])
 @pytest.mark.parametrize("text", ["placement=colocated", "placement=colocated,transport=tcp"])
-def test_saved_weights_and_state_resume_the_same_curve(text):
-    for first, again in run(save_and_resume, workers=2, architecture=server(text)):
+def test_saved_weights_and_state_resume_the_same_curve(text, update):
+    architecture = server(f"{text},update={update}")
+    for first, again in run(save_and_resume, workers=2, architecture=architecture):
         np.testing.assert_allclose(again, first, rtol=1e-5)
 
 
@@ -358,14 +360,28 @@ def with_weights_changed_by_one(session):
         (with_gradients_replaced, "update=worker"),
         (with_gradients_cleared, "update=worker"),
         (with_a_rate_changed_late, "as schedulers do"),
-        (with_weights_changed_by_one, "every worker must do the same"),
+        (with_weights_changed_by_one, "changes weights outside the optimizer"),
         (with_sparse_gradients, "sparse=False"),
         (with_different_models, "differs from worker 0's"),
     ],
 )
-def test_what_cannot_work_is_said_before_it_goes_wrong(function, told, transport):
+def test_what_servers_that_update_cannot_serve_is_refused(function, told, transport):
+    text = f"placement=colocated,update=server,transport={transport}"
     with pytest.raises(MemberError, match=told):
-        run(function, workers=2, architecture=server(f"placement=colocated,transport={transport}"))
+        run(function, workers=2, architecture=server(text))
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (with_weights_changed_by_one, "weights have become different"),
+        (with_sparse_gradients, "sparse=False"),
+        (with_different_models, "differs from worker 0's"),
+    ],
+)
+def test_what_no_exchange_can_serve_is_refused(function, told):
+    with pytest.raises(MemberError, match=told):
+        run(function, workers=2, architecture=server("placement=colocated"))
 
 
 @pytest.mark.parametrize(

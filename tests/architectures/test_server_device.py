@@ -158,7 +158,7 @@ def replayed(session):
     inputs, targets = samples()
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model, optimizer = session.distribute(model, optimizer)
+    model, optimizer = session.distribute(model, optimizer, gradient_use="nothing")
     weights = [*model.parameters()][::-1]
     memory = [torch.empty_like(weight) for weight in weights]
     moments = [SlowMoment(), SlowMoment()]

@@ -208,7 +208,7 @@ def one_never_pushes(session):
     for step in range(3):
         if step == 1:  # all have met, and have what they need: only now is anybody impatient
             session.architecture.settle()
-            session.architecture._opened.worker._deadline_seconds = 3.0
+            session.architecture._collective._worker._deadline_seconds = 3.0
         if session.rank == 1 and step == 1:
             time.sleep(60)
         model(torch.ones(4, 20)).sum().backward()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.autograd.buckets import BucketedArchitecture
+from paceline.autograd.averaging import BucketedArchitecture
 from paceline.autograd.trained import Trained
 from paceline.errors import SpecError
 from tests.support.threads import run_threads

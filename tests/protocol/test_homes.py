@@ -16,7 +16,6 @@ from paceline.protocol.actions import (
     Ready,
     Rehomed,
     Send,
-    Served,
     Usable,
 )
 from paceline.protocol.exchange import ExchangeMachine
@@ -189,7 +188,7 @@ def test_state_that_nobody_else_has_stops_the_job():
         seat.handle(Orphans(1, (1,), told))
 
 
-def test_means_have_no_state_and_what_is_served_anew_is_another():
+def test_means_have_no_state():
     plan = job()
     machine = machine_at(plan, 0)
     for chunk in range(4):
@@ -200,8 +199,6 @@ def test_means_have_no_state_and_what_is_served_anew_is_another():
     lost = plan.chunks_of(1)[0]
     assert machine._homes.holding(lost, 2, -1) == Holding(lost, 2, False, True, -1)
     assert machine._homes.handed(0, lost, 2) == Handed(0, lost, 2, (lost,), True)
-    machine.handle(Served())
-    assert machine._homes.holding(lost, 2, -1) == Holding(lost, 2, False, False, -1)
 
 
 def test_a_worker_lost_before_all_is_at_home_stops_the_job():
@@ -281,7 +278,6 @@ def test_the_last_server_cannot_be_done_without():
         ({"placement": "colocated", "mode": "async"}, Shape(workers=2), "mode=async"),
         ({"placement": "colocated", "compression": "fp16"}, Shape(workers=2), "compression=fp16"),
         ({"placement": "optimal"}, Shape(workers=3, servers=1), ""),
-        ({"device": "cuda"}, Shape(workers=2, servers=2), "GPU"),
         ({}, Shape(workers=2, servers=2, accelerated=True), "workers compute on GPUs"),
     ],
 )

@@ -63,8 +63,7 @@ def accumulates_and_clips():
 
 @script(
     averages=True,
-    servers="refused: Write server:update=worker",
-    modes="refused: Use them in the first step too",
+    updating="refused: Write server:update=worker",
 )
 def accumulates_later():
     """Accumulation begins in the middle."""
@@ -211,8 +210,7 @@ def skips_bad_step():
 
 @script(
     averages=True,
-    servers="refused: Write server:update=worker",
-    modes="refused: Use them in the first step too",
+    updating="refused: Write server:update=worker",
 )
 def skips_after_backward():
     """A step is skipped on all workers after its backward."""
@@ -229,8 +227,7 @@ def skips_after_backward():
 
 @script(
     averages=True,
-    servers="refused: backward() raised MemoryError",
-    modes="refused: Run a pass that may fail inside paceline.no_sync()",
+    updating="refused: backward() raised MemoryError",
 )
 def catches_backward():
     """A backward pass breaks off on all workers, and its batch is skipped."""
@@ -292,7 +289,7 @@ def catches_backward_no_sync():
     return model
 
 
-@script(averages=True, servers="refused: backward() raised MemoryError")
+@script(averages=True, updating="refused: backward() raised MemoryError")
 def catches_backward_steps():
     """A step is taken with what a broken backward pass has made."""
     model, optimizer = distributed()

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 import paceline
 from tests.scripts.harness import (
     Breaks,
-    Net,
     backward,
     batches,
     distributed,
@@ -63,7 +62,9 @@ def catches_backward_alone():
 @script(
     ring="refused: weights have become different",
     hybrid="refused: weights have become different",
-    servers="refused: has set its optimizer otherwise than the others",
+    servers="refused: weights have become different",
+    updating="refused: has set its optimizer otherwise than the others",
+    modes="refused: has set its optimizer otherwise than the others",
     asynchronous="trains",
     quorum="trains",
     averaging="trains",
@@ -96,15 +97,13 @@ def writes_alone():
 
 @script(
     everywhere="refused: weights have become different",
-    modes="refused: gradients were cleared or replaced",
+    updating="refused: gradients were cleared or replaced",
+    modes="trains",
     averaging="trains",
 )
 def zeroes_alone():
     """Worker 1 alone drops its gradients once, at a rate so small that weights hardly differ."""
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    optimizer.register_step_pre_hook(lambda *_: None)  # so that servers only average
-    model, optimizer = paceline.distribute(model, optimizer)
+    model, optimizer = distributed(lr=1e-3)
     for step, (x, y) in enumerate(batches()):
         backward(model, optimizer, x, y)
         if paceline.rank() == 1 and step == 3:

@@ -41,7 +41,7 @@ def freezes_later():
     return model
 
 
-@script(modes="refused: trains other tensors", servers="refused: kept from an earlier step")
+@script(modes="refused: trains other tensors", updating="refused: gone to the servers already")
 def freezes_and_keeps():
     """A layer is frozen from the fifth step on; its last gradient is kept, clipped and applied."""
     model, optimizer = distributed()
@@ -209,7 +209,7 @@ def doubles_later():
 
 @script(
     averages=True,
-    servers="refused: adds to it without zero_grad(). Write server:update=worker",
+    updating="refused: changes weights outside the optimizer",
     modes="refused: the script changes weights outside the optimizer",
 )
 def doubles_with_gradients():

@@ -31,7 +31,7 @@ def clips_norm_ours():
     return model, {"norms": norms}
 
 
-@script(servers="refused: gone to the servers already")
+@script(updating="refused: gone to the servers already")
 def clips_norm_later():
     """Clipping begins with the fourth step."""
     model, optimizer = distributed()
@@ -147,7 +147,7 @@ def scales_gradients():
     return model
 
 
-@script(averages=True, servers="refused: gone to the servers already")
+@script(averages=True, updating="refused: gone to the servers already")
 def scales_gradients_later():
     """Gradients are halved from the fourth step on."""
     model, optimizer = distributed()
@@ -255,7 +255,7 @@ def functional_gradients():
 
 
 @script(
-    averages=True, servers="refused: needs a gradient that has gone to the servers", modes="trains"
+    averages=True, updating="refused: needs a gradient that has gone to the servers", modes="trains"
 )
 def sets_gradients_in_place():
     """Gradients are made by hand and written over the old ones."""
@@ -329,7 +329,13 @@ def keeps_gradients():
     return model
 
 
-@script(averages=True, hybrid="refused: views of gradients of an earlier step")
+@script(
+    averages=True,
+    hybrid="refused: views of gradients of an earlier step",
+    servers="refused: views of gradients of an earlier step",
+    servers_tcp="equal",
+    modes="trains",
+)
 def keeps_gradient_views():
     """Holds on to views of the gradients of the step before."""
     model, optimizer = distributed(Net(), torch.optim.SGD, lr=0.1)

@@ -137,7 +137,7 @@ def metrics():
     return model, {"losses": losses, "errors": errors}
 
 
-@script(averages=True, servers="refused: read between backward and optimizer.step()")
+@script(averages=True, updating="refused: read between backward and optimizer.step()")
 def reads_between():
     """Weights are read between backward and step."""
     model, optimizer = distributed()
@@ -149,7 +149,7 @@ def reads_between():
     return model, {"norms": norms}
 
 
-@script(averages=True, servers="refused: read between backward and optimizer.step()")
+@script(averages=True, updating="refused: read between backward and optimizer.step()")
 def reads_between_later():
     """Weights are read between backward and step, in some steps."""
     model, optimizer = distributed()
@@ -162,7 +162,7 @@ def reads_between_later():
     return model, {"norms": norms}
 
 
-@script(averages=True, servers="refused: read between backward and optimizer.step()")
+@script(averages=True, updating="refused: read between backward and optimizer.step()")
 def reads_between_slowly():
     """Weights are read some time after backward, before the step."""
     model, optimizer = distributed()

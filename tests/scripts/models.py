@@ -113,7 +113,8 @@ def embedding_max_norm_by_hand():
 
 @script(
     everywhere="refused: weights have become different",
-    servers="refused: embedding changes weights while it reads them",
+    updating="refused: embedding changes weights while it reads them",
+    modes="refused: embedding changes weights while it reads them",
     averaging="trains",
 )
 def rewrites_in_forward():

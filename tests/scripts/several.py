@@ -156,7 +156,7 @@ def optimizer_not_given():
 
 
 @script(
-    servers="refused: an optimizer that distribute was not given takes the step",
+    updating="refused: steps another optimizer",
     modes="refused: steps another optimizer",
     averaging="refused: an optimizer that distribute was not given",
 )

@@ -32,7 +32,7 @@ from paceline.errors import MemberError
 from paceline.record import RunFolder
 from paceline.testing import run_members
 from tests.scripts import harness
-from tests.scripts.harness import SCRIPTS, Values, numbers
+from tests.scripts.harness import PATTERNS, SCRIPTS, Values, numbers
 
 FOLDER = Path(__file__).parent
 USUAL = {"server*mode=*": "trains", "average*": "trains", "*": "equal"}
@@ -71,6 +71,9 @@ IN_TURN = (
 )
 """A script runs on one of these, chosen by its name; on all of them with `slow`."""
 
+UPDATING = Place("server:placement=colocated,update=server")
+"""Servers update, because the script asks for it: what it cannot do then is refused."""
+
 ROWS = {
     *("calls_forward", "calls_encode", "training_step", "scales_gradients", "ema_by_hand"),
     *("averaged_model", "clamps_weights", "weight_surgery", "unfreezes_later", "adds_group"),
@@ -83,6 +86,9 @@ ROWS = {
 def places(script: str) -> list[Any]:
     number, every = zlib.crc32(script.encode()), [*EVERYWHERE, *IN_TURN]
     chosen = set(every) if script in ROWS else {*EVERYWHERE, IN_TURN[number % len(IN_TURN)]}
+    if PATTERNS["updating"] in SCRIPTS[script].outcomes:
+        every.append(UPDATING)
+        chosen.add(UPDATING)
     return [
         pytest.param(script, place, id=f"{script}-{place}", marks=_marks(place in chosen, script))
         for place in every

@@ -27,6 +27,8 @@ class MemoryGroup:
 class MemoryCollective:
     """A `Collective` over a `MemoryGroup`."""
 
+    counts_equally = True
+
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.members, self.summed = tuple(range(group.workers)), group.workers
         self.weight = float(group.workers)

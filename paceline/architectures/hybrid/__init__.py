@@ -10,22 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
-import torch
 from torch import Tensor
 
 from paceline import spec
 from paceline.architectures.hybrid.host_sums import Between, HostCollective
 from paceline.architectures.hybrid.view_hosts import ViewHosts
 from paceline.architectures.server import serve as serve_leaders
-from paceline.autograd.buckets import Bucket, BucketedArchitecture
+from paceline.autograd.averaging import BucketedArchitecture
+from paceline.autograd.buckets import Bucket, BucketSize
 from paceline.collectives.collective import TorchCollective
 from paceline.collectives.context import Context
 from paceline.collectives.notes import Meeting
-from paceline.errors import SpecError
 from paceline.protocol.buckets import HYBRID_BUCKET_BYTES as BUCKET_BYTES
 from paceline.protocol.collectives import hosts_of
-from paceline.served.exchange import Exchange
-from paceline.served.shapes import Exchanged
+from paceline.served.means import ServersCollective
 
 
 class HybridArchitecture(BucketedArchitecture):
@@ -33,14 +31,14 @@ class HybridArchitecture(BucketedArchitecture):
 
     def __init__(self, options: spec.Hybrid, context: Context) -> None:
         self._sums = _sums(options, context)
-        allocate = self._sums.allocate_bucket
-        super().__init__(self._sums, context, bucket_bytes=BUCKET_BYTES, allocate=allocate)
+        super().__init__(self._sums, context, bucket_bytes=BUCKET_BYTES, allocate=self._lay_out)
 
-    def _deal(self) -> None:
-        """Buckets lie in memory that the host shares: made, then found by the others."""
+    def _lay_out(self, sizes: Sequence[BucketSize]) -> list[Tensor]:
+        """Make memory that the host shares, and find the others'."""
         self._sums.forget()
-        super()._deal()
+        flats = [self._sums.allocate_bucket(s.elements, s.dtype, s.device) for s in sizes]
         self._sums.connect()
+        return flats
 
     def _begin(self) -> None:
         """Behind a loss buckets are dealt anew, for those with whom they are summed."""
@@ -49,14 +47,7 @@ class HybridArchitecture(BucketedArchitecture):
         super()._begin()
 
     def _part_with(self, bucket: Bucket) -> None:
-        """Its memory is known to others: what the script holds on to gets memory of its own."""
-        for slot in bucket.slots:
-            mean = slot.given
-            if mean is not None and not slot.has_mean:
-                mean.data = mean.clone()
-        if bucket.is_held_on_to():
-            problem = "the script holds on to views of gradients of an earlier step."
-            raise SpecError("architecture hybrid", problem, "keep copies: parameter.grad.clone().")
+        self._move_means(bucket)
 
     def counters(self) -> dict[str, object]:
         return self._sums.counters()
@@ -81,49 +72,6 @@ class RingSums(TorchCollective):
         pass
 
 
-class ServedSums:
-    """Sums over the leaders by servers: to them a leader is a worker.
-
-    A bucket leaves when its host has summed it, in backward; its mean is waited for at the end.
-    """
-
-    def __init__(self, options: spec.Server, context: Context) -> None:
-        self._options, self._context = options, context
-        self._num_leaders = context.identity.workers
-        self._started: list[Tensor] = []
-        self._exchange: Exchange | None = None
-        self._opening = 0
-
-    def deal(self, flats: Sequence[Tensor]) -> None:
-        if self._exchange is not None:
-            self._exchange.close(failed=False, again=True)
-            self._opening += 1
-        exchanged = Exchanged(
-            names=[f"bucket{number}" for number in range(len(flats))],
-            tensors=[torch.zeros_like(flat) for flat in flats],
-            groups=[0] * len(flats),
-            optimizer="",
-            settings=[],
-        )
-        self._exchange = Exchange(self._options, self._context, exchanged, self._opening)
-
-    def start(self, flat: Tensor) -> None:
-        assert self._exchange is not None
-        self._exchange.cutter.take(len(self._started), flat, mean=True)
-        self._started.append(flat)
-
-    def finish(self) -> None:
-        assert self._exchange is not None
-        started, self._started = self._started, []
-        for flat, mean in zip(started, self._exchange.means(copied=False)[1], strict=True):
-            assert mean is not None
-            torch.mul(mean, self._num_leaders, out=flat)
-
-    def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close(failed=False)
-
-
 def _sums(options: spec.Hybrid, context: Context) -> HostCollective | ViewHosts:
     identity = context.identity
     if context.views is not None:
@@ -142,7 +90,7 @@ def _among(
         return None
     if options.serving is None:
         return RingSums(context, "gloo", [mates[0] for mates in hosts])
-    return ServedSums(options.serving, _among_leaders(context, hosts))
+    return ServersCollective(options.serving, _among_leaders(context, hosts), sums=True)
 
 
 def _hosts(meeting: Meeting, workers: int) -> list[list[int]]:

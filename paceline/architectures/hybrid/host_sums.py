@@ -77,6 +77,7 @@ class Everyone(Protocol):
 class HostCollective:
     """A `Collective` of all workers: sums inside the host, then over the leaders."""
 
+    counts_equally = True
     is_outdated = False
     """Buckets would have to be dealt anew; `ViewHosts` has to."""
 
