@@ -68,7 +68,11 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
         )
         for loss in found
     )
-    todo = tuple(actions(evidence, found))
+    todo = tuple(
+        action
+        for action in actions(evidence, found)
+        if not (_shards_weights(facts) and "architecture" in action.change)
+    )
     best = next((a for a in todo if not named or named[0].seconds or a.gain is None), None)
     if failed:  # what would make it faster is no answer to that
         best = None
@@ -122,6 +126,11 @@ def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> E
         lost=failure.lost(facts),
         inside=tuple(why for why in within if why is not None),
     )
+
+
+def _shards_weights(facts: Facts) -> bool:
+    """Whether ranks of an observed job hold parts of the weights: no other architecture does."""
+    return facts.summary.architecture in ("fsdp", "fsdp2")
 
 
 def _fraction(facts: Facts, loss: Loss, step_seconds: float) -> float:

@@ -312,6 +312,8 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
     A pause that the script makes in every step is fixed too, but it is the script's.
     """
     typical = facts.typical
+    if not knows_samples(facts):
+        return
     if typical.overhead_seconds > SCRIPT_SECONDS or small_pieces(facts.architecture) is not None:
         return
     per_sample = own_seconds(typical) - typical.phases["update"] - typical.overhead_seconds
@@ -325,6 +327,12 @@ def _gather_fixed_costs(facts: Facts, found: dict[CauseName, float]) -> None:
     gathered: tuple[CauseName, ...] = ("transport", "overhead", "small-batch")
     found["small-batch"] = sum(found.pop(name, 0.0) for name in gathered)
     found["small-batch"] += typical.phases["update"]
+
+
+def knows_samples(facts: Facts) -> bool:
+    """Whether the samples of a step were counted; the traces of an imported job hold none."""
+    seen = [member.counters.get("observed") for member in facts.members]
+    return not any(isinstance(one, dict) and one.get("samples") == "unknown" for one in seen)
 
 
 def _moves_much(facts: Facts) -> bool:

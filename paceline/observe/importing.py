@@ -122,6 +122,7 @@ def _from_traces(path: Path, target: Path, traces: Sequence[Trace]) -> RunFolder
         observed = {
             "architecture": kind if ranks > 1 else "single",
             "collectives": len(calls),
+            "samples": "unknown",
             "clock": trace.host or trace.path.name,
         }
         folder.write_member(

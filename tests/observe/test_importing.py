@@ -37,6 +37,7 @@ def test_traces_of_a_late_rank_give_its_verdict(traces):
     assert (found.late.worker, found.late.reason) == ("rank1", "overhead")
     assert found.late.seconds == pytest.approx(0.05, rel=0.3)
     assert found.causes[0].name == "slow-worker"
+    assert "small-batch" not in [cause.name for cause in found.causes]
     assert (traces / "paceline-run" / "run.json").is_file()
 
 

@@ -10,6 +10,8 @@ import pytest
 from paceline.observe import lightning
 from tests.observe.jobs import job, observed
 
+pytestmark = pytest.mark.timeout(450)
+
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = {"lightning": 20, "accelerate": 10, "transformers": 20}
 
@@ -40,7 +42,7 @@ def test_torchrun_runs_it_as_a_module(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--standalone", "-m", "paceline.observe", "--out", str(tmp_path / "run")]
     command += [str(script), "--steps", "8", "--width", "32"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert "read more: paceline explain" in ended.stderr
     assert observed(tmp_path / "run").summary().steps == 8
