@@ -22,7 +22,8 @@ from paceline.protocol.messages import Settings
 from paceline.served.client import Moment
 from paceline.served.cutting import Cutter, Stretch
 from paceline.served.exchange import Exchange
-from paceline.served.updates import pull_state, push_state, settings_of
+from paceline.served.optimizer_state import pull_state, push_state
+from paceline.served.updates import settings_of
 from paceline.served.weights import HeldGradient, Owner, ServedWeights, make_remote
 
 Recorded = tuple[Sequence[tuple[Tensor, Tensor]], Moment]
