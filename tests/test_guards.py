@@ -154,8 +154,8 @@ LONGEST_FILE, MOST_METHODS, LONGEST_FUNCTION = 400, 25, 60
 
 TOO_LARGE = {
     "cli/compare.py command",
-    "cli/predict.py command", "explain/actions.py", "explain/answer.py _explain",
-    "explain/words.py", "protocol/closing.py", "protocol/exchange.py", "protocol/seat.py",
+    "cli/predict.py command", 
+    "protocol/closing.py", "protocol/exchange.py", "protocol/seat.py",
     "report/charts.py", "served/client.py", "served/device.py",
 }  # fmt: skip
 """What is being taken apart: a file, or a function of one. Take an entry out when it fits."""

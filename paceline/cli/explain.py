@@ -84,8 +84,9 @@ def _show_parts(found: "Explanation") -> None:
     from paceline.units import format_seconds
 
     step, ideal = format_seconds(found.step_seconds), format_seconds(found.ideal_seconds)
-    title = f"\n{found.run}: a step of {found.worker} takes {step}, ideal {ideal} ({found.ideal})"
+    title = f"\n{found.run}: the typical step takes {step}, ideal {ideal} ({found.ideal})"
     out.print(title, markup=False)
+    out.print("Shares are of the counted steps and the pauses between them.", markup=False)
     table = Table("part", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("time", "share", "lost"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -123,7 +124,7 @@ def _lines(found: "Explanation") -> list[str]:
     elif found.steps:
         lines.append("loss   not known; a script tells it by paceline.report_loss(loss).")
     for resource, word in zip(_binding(found), ("limit", "then"), strict=False):
-        share = f"{resource.seconds / found.step_seconds:.0%}"
+        share = f"{resource.seconds / sum(part.seconds for part in found.parts):.0%}"
         lines.append(f"{word:<6} {resource.name}, needed {share} of the time ({resource.counter}).")
     if found.steps:
         lines.append(f"least  no step here is shorter than {format_seconds(found.limit_seconds)}.")

@@ -3,14 +3,19 @@
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from paceline.errors import RecordError
 from paceline.explain import difference, failure, limits, words
-from paceline.explain.actions import actions
-from paceline.explain.causes import Evidence, Loss, causes, first_steps_excess
+from paceline.explain.accounting import WORTH_FRACTION, account, causes
+from paceline.explain.advice import actions
+from paceline.explain.causes.pauses import first_steps_excess
+from paceline.explain.evidence import Evidence, Loss
 from paceline.explain.facts import Facts, gather
-from paceline.explain.findings import Cause, Explanation, WallPart
+from paceline.explain.findings import Cause, Explanation, Part, WallPart
 from paceline.explain.inside import Gather, inside, of_steps
 from paceline.explain.learning import DOUBTFUL, OF_LEARNING, learning
+from paceline.explain.ledger import PAUSES
 from paceline.explain.needs import Needs
 from paceline.explain.parts import parts
 from paceline.explain.reading import ReadOnce
@@ -44,35 +49,18 @@ def explain(run: RunFolder, baseline: RunFolder | None = None, *, link: str = ""
 
 
 def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Explanation:
-    evidence, beside = _evidence(facts, failed, other, part), other
-    found = causes(evidence)
-    if other is not None and all(loss.name in DOUBTFUL for loss in found):
-        # Better than a sick one is not yet healthy.
-        alone = replace(
-            evidence,
-            parts=parts(facts),
-            learning=learning(facts),
-            baseline=None,
-            efficiency=None,
-        )
-        found = causes(alone)
-        if found:
-            evidence, beside = replace(alone, baseline=other, efficiency=evidence.efficiency), None
-    step, paused = facts.typical.step_seconds, facts.typical.paused_seconds
+    evidence, beside, found = _judged(_evidence(facts, failed, other, part))
+    step, shown = facts.typical.step_seconds, _with_losses(evidence)
     named = tuple(
         Cause(
             name=loss.name,
             seconds=loss.seconds,
-            fraction=_fraction(facts, loss, step + paused),
+            fraction=_fraction(evidence, loss),
             text=words.cause_text(evidence, loss),
         )
         for loss in found
     )
-    todo = tuple(
-        action
-        for action in actions(evidence, found)
-        if not (_shards_weights(facts) and "architecture" in action.change)
-    )
+    todo = tuple(actions(evidence, found))
     best = next((a for a in todo if not named or named[0].seconds or a.gain is None), None)
     if failed:  # what would make it faster is no answer to that
         best = None
@@ -86,18 +74,19 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
             evidence,
             [cause.text for cause in named],
             best,
+            small=_small_sum(named),
             also=next((cause.text for cause in named[1:] if cause.name in OF_LEARNING), ""),
         ),
         worker=facts.typical.name,
         steps=facts.typical.steps,
         step_seconds=step,
-        ideal_seconds=step - sum(part.lost_seconds for part in evidence.parts),
+        ideal_seconds=step - sum(part.lost_seconds for part in shown if part.name != PAUSES),
         ideal=words.ideal_text(facts, beside),
         samples_per_second=facts.samples_per_second,
         samples_per_second_with_pauses=sum(
             w.samples / (w.step_seconds + w.paused_seconds) for w in facts.workers
         ),
-        parts=tuple(evidence.parts),
+        parts=shown,
         wall=_wall(facts.summary),
         causes=named,
         resources=tuple(limits.resources(facts, evidence.needs)),
@@ -110,6 +99,20 @@ def _explain(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Ex
         speedup=None if other is None else difference.speedup(facts, other),
         efficiency=evidence.efficiency,
     )
+
+
+def _judged(evidence: Evidence) -> tuple[Evidence, Facts | None, list[Loss]]:
+    """The evidence, the run that is the ideal, if any, and the causes."""
+    other, found = evidence.baseline, causes(evidence)
+    if other is None or any(loss.name not in DOUBTFUL for loss in found):
+        return evidence, other, found
+    facts = evidence.facts  # better than a sick baseline is not yet healthy
+    own = replace(evidence, parts=parts(facts), learning=learning(facts))
+    alone = replace(own, baseline=None, efficiency=None)
+    found = causes(alone)
+    if not found:
+        return evidence, other, []
+    return replace(alone, baseline=other, efficiency=evidence.efficiency), None, found
 
 
 def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> Evidence:
@@ -128,17 +131,37 @@ def _evidence(facts: Facts, failed: str, other: Facts | None, part: Gather) -> E
     )
 
 
-def _shards_weights(facts: Facts) -> bool:
-    """Whether ranks of an observed job hold parts of the weights: no other architecture does."""
-    return facts.summary.architecture in ("fsdp", "fsdp2")
-
-
-def _fraction(facts: Facts, loss: Loss, step_seconds: float) -> float:
-    """Of a step and its pauses; of the whole run for what happens once in it."""
-    wall = facts.summary.wall_seconds
+def _fraction(evidence: Evidence, loss: Loss) -> float:
+    """Of the run's steps and pauses; of the whole run for its first steps, which come before."""
+    wall = evidence.facts.summary.wall_seconds
     if loss.name == "first-steps" and wall is not None:
-        return first_steps_excess(facts) / sum(wall.values())
-    return loss.seconds / step_seconds
+        return first_steps_excess(evidence.facts) / sum(wall.values())
+    return evidence.share(loss.seconds)
+
+
+def _small_sum(named: tuple[Cause, ...]) -> float | None:
+    """The sum of two losses of which neither would be named alone; None where it is otherwise."""
+    if len(named) < 2 or not 0 < named[0].fraction < WORTH_FRACTION or not named[1].seconds:
+        return None
+    return named[0].fraction + named[1].fraction
+
+
+def _with_losses(evidence: Evidence) -> tuple[Part, ...]:
+    """The parts of a step, each with the seconds of it that causes have been charged with."""
+    ledger, paused = account(evidence), evidence.facts.typical.paused_seconds
+    between = Part(
+        name=PAUSES,
+        seconds=paused,
+        fraction=evidence.share(paused),
+        lost_seconds=paused,
+        counter=f"{evidence.facts.typical.name}: paused_seconds",
+    )
+    within = tuple(
+        msgspec.structs.replace(part, lost_seconds=ledger.charged_to(part.name))
+        for part in evidence.parts
+        if part.seconds
+    )
+    return (*within, between) if paused else within
 
 
 def _only_failed(run: RunFolder, failed: str) -> Explanation:
@@ -189,4 +212,4 @@ def _limit_seconds(facts: Facts, needs: Needs) -> float:
     exchange = limits.closed_form_seconds(facts)
     if exchange is None:
         exchange = max((*needs.out.values(), *needs.into.values()), default=0.0)
-    return max(facts.pacemaker.compute_seconds, exchange)
+    return max(facts.pacemaker.compute_seconds, exchange, *needs.uplinks.values())

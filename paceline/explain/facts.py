@@ -1,8 +1,9 @@
 """What a run's files say, as numbers per step. Judges nothing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 from paceline import record, spec
 from paceline.errors import RecordError
@@ -77,6 +78,11 @@ class Facts:
     """Seconds per step that each serving member summed and updated."""
 
     links: dict[str, spec.Link] = field(default_factory=dict)
+    racks: dict[str, str] = field(default_factory=dict)
+    """The rack of each member; empty where all stand in one."""
+
+    uplink: spec.Link | None = None
+    """What joins each rack to the others."""
 
     @property
     def typical(self) -> WorkerFacts:
@@ -129,6 +135,11 @@ class Facts:
         return shares_memory(served, written_shape(self.experiment))
 
     @property
+    def hosts_of_machine(self) -> frozenset[str]:
+        """The machines in use: the tunnel's hosts are all on one."""
+        return frozenset({"tunnel"}) if self.experiment.engine == "tunnel" else self.hosts
+
+    @property
     def hosts(self) -> frozenset[str]:
         return frozenset(member.host for member in self.members)
 
@@ -178,6 +189,8 @@ def gather(run: RunFolder, link: str = "", holds: Callable[[int], bool] = every_
         least_available_bytes=_least_available(run, members),
         links=links(experiment, members, link, _begins(workers) if holds is not every_step else -1),
     )
+    if facts.links and facts.experiment.engine == "tunnel":
+        facts = replace(facts, **racks(experiment))
     if steps:
         window = {worker.name: worker.entries for worker in workers}
         found = record.per_step(run, members, window, facts.typical.step_seconds)
@@ -309,6 +322,15 @@ def _from_summary(summary: record.Summary, run: RunFolder) -> tuple[WorkerFacts,
 
 def _begins(workers: Sequence[WorkerFacts]) -> int:
     return min(worker.entries[0].step for worker in workers if worker.entries)
+
+
+def racks(experiment: spec.Experiment) -> dict[str, Any]:
+    """The rack of each member and the uplink that joins racks; empty where there is one rack."""
+    hosts, uplink = place(experiment), experiment.cluster.uplink
+    found = {name: host.rack for host in hosts for name in host.members}
+    if not uplink or len(set(found.values())) < 2:
+        return {}
+    return {"racks": found, "uplink": spec.parse_link(uplink, "[cluster]")}
 
 
 def links(

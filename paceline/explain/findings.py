@@ -4,42 +4,9 @@ from typing import Literal
 
 import msgspec
 
-CauseName = Literal[
-    "failed",
-    "lost",
-    "not-finite",
-    "diverged",
-    "staleness",
-    "chance",
-    "flat",
-    "same-samples",
-    "sorted-samples",
-    "odd-worker",
-    "memory",
-    "cores",
-    "cpu-taken",
-    "readers",
-    "pauses",
-    "first-steps",
-    "intermittent",
-    "slow-cable",
-    "slow-link",
-    "latency",
-    "compression",
-    "transport",
-    "server",
-    "slow-worker",
-    "jitter",
-    "bubble",
-    "late-work",
-    "slowed",
-    "input",
-    "small-batch",
-    "compute",
-    "overhead",
-]
-"""What may be wrong with a run. Some are not about speed: such a run is never healthy,
-however fast it is."""
+CauseName = str
+"""Name of one of `causes.RULES`. Some are not about speed: such a run is never healthy, however
+fast it is."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +19,7 @@ class Part(Finding, frozen=True, kw_only=True):
     name: str
     seconds: float
     fraction: float
-    """Of the whole step."""
+    """Of the time of the run's steps and the pauses between them."""
 
     lost_seconds: float
     """What it costs beyond the ideal; these sum to the step minus the ideal."""
@@ -85,12 +52,14 @@ class Resource(Finding, frozen=True, kw_only=True):
     """Something every step needs for a while; no step is shorter than its busiest resource."""
 
     name: str
-    kind: Literal["compute", "input", "link", "server", "cores"]
+    kind: Literal["compute", "input", "link", "uplink", "server", "cores"]
     member: str
     """Whose it is; empty for the machine's."""
 
     seconds: float
     counter: str
+    relief: float = 0.0
+    """By how much throughput would rise if it, and those alike, were twice as fast."""
 
 
 class Cause(Finding, frozen=True, kw_only=True):
@@ -101,7 +70,7 @@ class Cause(Finding, frozen=True, kw_only=True):
     """Per step; 0 where what is wrong is not a loss of time."""
 
     fraction: float
-    """Of the step and the pauses before it; of the whole run for first steps."""
+    """Of the time of the run's steps and the pauses between them."""
 
     text: str
 
@@ -123,6 +92,9 @@ class Action(Finding, frozen=True, kw_only=True):
     text: str
     gain: Gain | None = None
     """Against the limit that comes next; left out where the record is not enough to compute it."""
+
+    effort: Literal["flag", "script", "money"] = "flag"
+    """What it costs to try: a flag of the same command, a change of the script, or hardware."""
 
     change: dict[str, object] = {}
     """The same as fields of the experiment (`spec.replace`), where it can be written as such."""

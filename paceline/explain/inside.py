@@ -7,7 +7,9 @@ like another one.
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from paceline.explain.causes import Evidence, Inside, Loss, step_losses
+from paceline.explain.accounting import charges
+from paceline.explain.causes import RULES
+from paceline.explain.evidence import Evidence, Inside, Loss
 from paceline.explain.facts import Facts, WorkerFacts
 from paceline.explain.findings import CauseName
 from paceline.explain.lateness import find_late
@@ -18,9 +20,6 @@ from paceline.explain.spans import Slowed
 
 EXPLAINS_FRACTION = 0.5
 """A cause explains slow steps when it is this much of what they take longer."""
-
-CONSTANT: tuple[CauseName, ...] = ("small-batch", "bubble", "compression", "late-work")
-"""What an experiment has from its first step to its last."""
 
 Gather = Callable[[Callable[[int], bool]], Facts]
 """Facts of the steps for which a function is true."""
@@ -33,15 +32,15 @@ def inside(facts: Facts, slow: Slowed, all_slow: Sequence[Slowed], gather: Gathe
     within = of_steps(gather(slow.holds))
     without = of_steps(gather(_longest_other(facts.typical, all_slow)))
     longer = within.facts.typical.step_seconds - without.facts.typical.step_seconds
-    before: dict[CauseName, float] = {loss.name: loss.seconds for loss in step_losses(without)}
+    before: dict[CauseName, float] = {loss.name: loss.seconds for loss in charges(without)}
     more = [
         Loss(name=loss.name, seconds=loss.seconds - before.get(loss.name, 0.0))
-        for loss in step_losses(within)
+        for loss in charges(within)
     ]
     worst = max(more, key=lambda loss: loss.seconds, default=None)
     if worst is None or longer <= 0 or worst.seconds < EXPLAINS_FRACTION * longer:
         return None
-    if worst.name in CONSTANT or before.get(worst.name, 0.0) > worst.seconds:
+    if RULES[worst.name].of_experiment or before.get(worst.name, 0.0) > worst.seconds:
         return None  # it is always there, and was worse for a while
     share = within.facts.typical.steps / facts.typical.steps
     return Inside(slow=slow, evidence=within, loss=worst, steps_fraction=share)

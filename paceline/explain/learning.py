@@ -8,17 +8,20 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median, stdev
-from typing import Any
 
 from paceline import record
 from paceline.explain import samples
 from paceline.explain.facts import Facts
 from paceline.explain.findings import CauseName, Learning, RateRise
 from paceline.explain.samples import LEARNT_FRACTION, SPIKE_FACTOR
+from paceline.explain.weights import has_reason, objective
 from paceline.record.entries import NOT_FINITE
 
 RISEN_FACTOR = 1.3
 """A loss this many times the first one has diverged."""
+
+RISING_STEPS = 4
+"""Losses before the first that is not a number, from which a rise can be told."""
 
 SUNK_FACTOR = 100.0
 """A loss so many times as far below zero as it began has nothing that stops it."""
@@ -28,6 +31,9 @@ SETTLED_FRACTION = 0.2
 
 CHANCE_FRACTION = 0.03
 """How near to ln(classes) a loss is chance's."""
+
+MOST_GUESSED, GUESSED_FRACTION = 20.5, 0.02
+"""Classes whose number is guessed from the first losses, at most, and how near those must be."""
 
 THROWN_FACTOR = 2.0
 """A loss this many times guessing's is not where any training starts."""
@@ -39,14 +45,11 @@ CERTAIN_STEPS = 100
 """A model that guesses after fewer may need more of them: said after what costs time."""
 
 FLAT_STEPS, FLAT_FRACTION = 60, 0.05
-"""A loss stands still when after so many steps it has not fallen beyond its noise, and surely not
-by this share."""
+"""A loss stands still when after so many steps it has surely not fallen by this share."""
 
-MOST = 0.5
-"""Share of a model's weights: a training that reaches no more than the rest is no accident."""
+MATTERS_FRACTION = 0.01
+"""A fall by less of the loss may be significant, and is no learning."""
 
-STUCK_FRACTION = 1e-5
-"""Weights that have moved by less of their size, in tens of steps, are not trained."""
 
 FORGOTTEN_FRACTION, FELL_FRACTION = 0.5, 0.3
 """A loss that rose again by this share of what it had fallen, where that was this share of it."""
@@ -71,6 +74,7 @@ OF_LEARNING: tuple[CauseName, ...] = (
     *("not-finite", "diverged", "staleness", "same-samples", "sorted-samples"),
     *DOUBTFUL,
 )
+
 
 NORMAL_MOVE = 0.954
 """Median distance of two draws from a normal distribution, in standard deviations."""
@@ -104,7 +108,12 @@ def wrong_number(facts: Facts) -> str:
 
 
 def first_wrong(facts: Facts) -> str:
-    """The one worker with whom wrong numbers began; empty where several began together."""
+    """The one worker with whom wrong numbers began; empty where several began together.
+
+    Steps of workers that do not wait for each other are not simultaneous: they name no worker.
+    """
+    if not facts.together:
+        return ""
     told = [(e.step, e.member) for e in facts.events if e.kind == NOT_FINITE and e.step is not None]
     if len(facts.workers) < 2 or not told:
         return ""
@@ -113,22 +122,37 @@ def first_wrong(facts: Facts) -> str:
     return members.pop() if len(members) == 1 else ""
 
 
+def finite(facts: Facts) -> dict[int, float]:
+    """The losses up to the first that is not a number."""
+    wrong = record.not_finite_from(facts.losses)
+    return {
+        step: loss
+        for step, loss in facts.losses.items()
+        if math.isfinite(loss) and (wrong is None or step < wrong)
+    }
+
+
 def trouble(facts: Facts, found: Learning | None) -> CauseName | None:
     """What is wrong with the loss, by name."""
     if wrong_number(facts):
         return "not-finite"
     if found is None:
         return None
-    if found.not_finite_from is not None:
-        return "not-finite"
-    finite = list(facts.losses.values())
     stale = found.staleness is not None and found.staleness >= STALE
-    if has_sunk(found):
+    if has_sunk(facts, found):
         return "diverged"
-    if samples.jumps(facts):
+    if found.not_finite_from is not None:
+        return "diverged" if _rose_before_wrong(facts, found) else "not-finite"
+    if samples.sorted_labels(facts) is not None or samples.jumps(facts):
         return "sorted-samples"
     if has_risen(facts, found) or _has_spike(facts, found) or has_forgotten(facts, found):
-        return "staleness" if stale and not _rate_is_absurd(finite) else "diverged"
+        return (
+            "staleness"
+            if stale and not _rate_is_absurd(list(facts.losses.values()))
+            else "diverged"
+        )
+    if has_reason(facts) and (stands_still(facts) or at_chance(facts, found)):
+        return "flat"
     if at_chance(facts, found):
         return "staleness" if stale else "chance"
     worse = found.at_equal_samples
@@ -158,46 +182,26 @@ def is_certain(facts: Facts, name: CauseName, all_wrong: Sequence[CauseName]) ->
         spoilt = "diverged" in all_wrong or "not-finite" in all_wrong
         return spoilt or samples.is_left_behind(facts)
     if name == "flat":
-        reached = sum(not_reached(facts)[:2]) < MOST
-        return rate_is_zero(facts) or not reached or do_not_move(facts)
+        return has_reason(facts)
     return name not in DOUBTFUL or (name == "chance" and len(facts.losses) >= CERTAIN_STEPS)
 
 
-def has_sunk(found: Learning) -> bool:
-    """Whether a loss falls below zero and on and on: what is maximised has no bound."""
-    return found.last < -SUNK_FACTOR * max(1.0, abs(found.first))
+def has_sunk(facts: Facts, found: Learning) -> bool:
+    """Whether a loss falls without an end: far below zero, or a known loss with its sign turned."""
+    known = list(finite(facts).values())
+    if not known:
+        return False
+    if min(known) < -SUNK_FACTOR * max(1.0, abs(known[0])):
+        return True
+    return bool(objective(facts).get("negated")) and max(known) < 0
 
 
-def rate_is_zero(facts: Facts) -> bool:
-    """Whether every step of the run had a learning rate, and it was 0."""
-    rates = [step.learning_rate for step in facts.typical.entries]
-    return bool(rates) and all(rate == 0 for rate in rates)
-
-
-def not_reached(facts: Facts) -> tuple[float, float, str]:
-    """Shares of the weights that are frozen, and that no gradient comes to; one of their names.
-
-    Of a script, whose workers have all of its model.
-    """
-    found = reach(facts)
-    if not found.get("elements"):
-        return 0.0, 0.0, ""
-    frozen, lacking = (found[what] / found["elements"] for what in ("frozen", "without_gradient"))
-    return frozen, lacking, str(found["for_example"])
-
-
-def do_not_move(facts: Facts) -> bool:
-    """Whether weights are after many steps what they were, but for their last digits."""
-    moved = reach(facts).get("moved")
-    return moved is not None and moved < STUCK_FRACTION
-
-
-def reach(facts: Facts) -> dict[str, Any]:
-    """What a worker's script told of its model's weights (`training.reach`); empty for nothing."""
-    if facts.architecture.divides_model or facts.experiment.workload.script is None:
-        return {}
-    told = [member.counters.get("reach") for member in facts.members]
-    return next((found for found in told if isinstance(found, dict) and found), {})
+def _rose_before_wrong(facts: Facts, found: Learning) -> bool:
+    """Whether losses had risen far before one was not a number."""
+    known = list(finite(facts).values())
+    if len(known) < RISING_STEPS:
+        return False
+    return max(known) > max(SPIKE_FACTOR * abs(known[0]), abs(known[0]) + 1)
 
 
 def has_risen(facts: Facts, found: Learning) -> bool:
@@ -220,16 +224,28 @@ def has_forgotten(facts: Facts, found: Learning) -> bool:
 
 def at_chance(facts: Facts, found: Learning) -> bool:
     """Whether the run had the time to learn, and guesses."""
-    if found.chance is None or len(facts.losses) < JUDGED_STEPS:
+    chance = found.chance
+    if chance is None or len(facts.losses) < JUDGED_STEPS:
         return False
-    near = abs(found.last - found.chance) <= CHANCE_FRACTION * found.chance
+    near = abs(found.last - chance) <= CHANCE_FRACTION * chance
     if found.last > (1 - LEARNT_FRACTION) * found.first:
         return near
     # Where the first steps threw it far off it has fallen, and guesses if it stands still there.
     known = list(facts.losses.values())
     middle = _mean(known[len(known) // 2 :][:WINDOW])
-    still = abs(middle - found.chance) <= CHANCE_FRACTION * found.chance
-    return near and still and found.first > THROWN_FACTOR * found.chance
+    still = abs(middle - chance) <= CHANCE_FRACTION * chance
+    return near and still and found.first > THROWN_FACTOR * chance
+
+
+def guess_near(loss: float) -> int:
+    """Return the number of classes among which guessing costs this much; 0 where it is unclear.
+
+    Of few classes only, whose logarithms are far apart.
+    """
+    if not math.log(1.9) < loss < math.log(MOST_GUESSED):
+        return 0
+    classes = round(math.exp(loss))
+    return classes if abs(loss / math.log(classes) - 1) < GUESSED_FRACTION else 0
 
 
 def stands_still(facts: Facts) -> bool:
@@ -242,7 +258,9 @@ def stands_still(facts: Facts) -> bool:
     first, last = known[:quarter], known[-quarter:]
     error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / quarter)
     fell = fmean(first) - fmean(last)
-    return fell < 2 * error and abs(fell) + 2 * error < FLAT_FRACTION * abs(fmean(first))
+    size = abs(fmean(first))
+    matters = fell > max(2 * error, MATTERS_FRACTION * size)
+    return not matters and abs(fell) + 2 * error < FLAT_FRACTION * size
 
 
 def _has_spike(facts: Facts, found: Learning) -> bool:
@@ -281,7 +299,7 @@ def _rate_rise(facts: Facts, best: tuple[int, float] | None) -> RateRise | None:
     last = wrong if wrong is not None else max(facts.losses)
     since = min(best[0], last) - RATE_STEPS
     known = [step for step in rates if since <= step <= last]
-    rises = [step for step in known if rates[step] >= RATE_FACTOR * rates[known[0]]]
+    rises = [step for step in known if rates[step] >= RATE_FACTOR * rates[known[0]] > 0]
     if not rises:
         return None
     before, after = rates[known[0]], max(rates[step] for step in rises)
@@ -294,12 +312,16 @@ def _rate_is_absurd(losses: Sequence[float]) -> bool:
 
 
 def _is_seen(facts: Facts) -> bool:
-    """Whether nobody reported the loss: it is what backward was called on."""
+    """Whether no script reported the loss: it is what backward was called on."""
     counts = [member.counters.get("script") for member in facts.members]
     return any(isinstance(count, dict) and count.get("losses_seen") for count in counts)
 
 
 def _chance(facts: Facts) -> float | None:
+    """The loss of guessing, from the labels that were seen or the classes of the data set."""
+    guess = objective(facts).get("guess")
+    if isinstance(guess, float):
+        return guess
     for member in facts.members:
         classes = member.results.get("num_classes")
         if classes is not None and classes >= 2:

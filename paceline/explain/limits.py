@@ -1,11 +1,21 @@
-"""How long a step needs each resource; the longest binds, and no step is shorter than it."""
+"""How long a step needs each resource, and by how much it would be faster if that were.
+
+The bottleneck is the resource whose relief helps most; the what-if of `needs` says which.
+"""
+
+from dataclasses import replace
+
+import msgspec
 
 from paceline import spec
 from paceline.explain.facts import Facts
 from paceline.explain.findings import Resource
-from paceline.explain.needs import Needs
+from paceline.explain.needs import Needs, Wire, gain
 from paceline.protocol import placement
 from paceline.units import format_bandwidth, format_bytes, format_seconds
+
+ALIKE = 0.8
+"""Resources of one kind that are needed this share as long as another one are relieved with it."""
 
 BUSY_FRACTION = 0.9
 """A core or a link used this much has nothing left to give."""
@@ -13,7 +23,12 @@ BUSY_FRACTION = 0.9
 
 def resources(facts: Facts, needs: Needs) -> list[Resource]:
     """Every resource whose need per step is known, of every member, the longest first."""
-    found = [*_workers(facts), *_links(facts, needs), *_servers(needs)]
+    found = [
+        *_workers(facts),
+        *_links(facts, needs),
+        *_uplinks(facts, needs),
+        *_servers(needs),
+    ]
     if needs.cpu and facts.experiment.engine in ("here", "tunnel"):
         counter = f"cpu_fraction of all members over {facts.cores} cores"
         found.append(
@@ -25,12 +40,39 @@ def resources(facts: Facts, needs: Needs) -> list[Resource]:
                 counter=counter,
             )
         )
-    return sorted((r for r in found if r.seconds > 0), key=lambda r: -r.seconds)
+    known = [
+        msgspec.structs.replace(one, relief=gain(needs, relieved(needs, one)).middle)
+        for one in found
+        if one.seconds > 0
+    ]
+    return sorted(known, key=lambda one: (-round(one.relief, 2), -one.seconds))
+
+
+def relieved(needs: Needs, resource: Resource) -> Needs:
+    """What a step would need if a resource, and those of its kind needed as long, were faster."""
+
+    def faster(wire: Wire) -> Wire:
+        return {n: s / 2 if s >= ALIKE * resource.seconds else s for n, s in wire.items()}
+
+    match resource.kind:
+        case "link":
+            return replace(needs, out=faster(needs.out), into=faster(needs.into))
+        case "uplink":
+            return replace(needs, uplinks=faster(needs.uplinks))
+        case "server":
+            return replace(needs, serving=faster(needs.serving))
+        case "cores":
+            return replace(needs, cpu=needs.cpu / 2)
+    own = {n: s - min(s, resource.seconds) / 2 for n, s in needs.own.items()}
+    if needs.together and resource.member:  # of the one that the others wait for, or of all alike
+        slow = max(needs.own.values())
+        own = {n: own[n] if needs.own[n] >= ALIKE * slow else s for n, s in needs.own.items()}
+    return replace(needs, own=own)
 
 
 def busy(facts: Facts, seconds: float) -> float:
-    """Share of the step for which something was needed."""
-    return seconds / facts.typical.step_seconds
+    """Share of the time, steps and pauses, for which something was needed."""
+    return min(1.0, seconds / (facts.typical.step_seconds + facts.typical.paused_seconds))
 
 
 def closed_form_seconds(facts: Facts) -> float | None:
@@ -110,6 +152,22 @@ def _links(facts: Facts, needs: Needs) -> list[Resource]:
             )
         )
     return found
+
+
+def _uplinks(facts: Facts, needs: Needs) -> list[Resource]:
+    if facts.uplink is None:
+        return []
+    rate = format_bandwidth(facts.uplink.bandwidth_bits_per_second)
+    return [
+        Resource(
+            name=f"uplink of {rack}",
+            kind="uplink",
+            member="",
+            seconds=seconds,
+            counter=f"{rack}: bytes to and from other racks, over {rate}",
+        )
+        for rack, seconds in needs.uplinks.items()
+    ]
 
 
 def _servers(needs: Needs) -> list[Resource]:

@@ -7,7 +7,7 @@ much of the *next* exchange would be hidden is not known.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.explain.facts import Facts, own_seconds
 from paceline.explain.findings import Gain
@@ -15,8 +15,10 @@ from paceline.explain.findings import Gain
 INITIAL_WINDOW_BYTES = 14_600
 """What TCP sends before the first acknowledgement; it doubles with every round trip."""
 
-NOISE_FRACTION = 0.05
-"""Two runs of one experiment differ by about this on a machine that has other things to do."""
+NOISE, SPREAD = 0.05, 0.155
+"""Two runs of one experiment differ by about `NOISE` on a machine that has other things to do. A
+range reaches `SPREAD` beyond what the closed forms give, as a logarithm of throughput: so wide were
+gains at first sight, each kind of situation left out in turn (benchmarks/gains.py)."""
 
 SERVED_OVERLAP = 0.9
 """Share of forward and backward behind which chunks travel at best, where each goes as soon as it
@@ -40,6 +42,9 @@ class Needs:
     into: Wire
     serving: Wire
     """How long each server works."""
+
+    uplinks: Wire = field(default_factory=dict)
+    """How long each rack's uplink is busy in its busier direction."""
 
     latency: float
     """Messages that must follow one another, times the delay of the cables."""
@@ -72,8 +77,9 @@ class Needs:
 
     @property
     def busiest(self) -> float:
-        """The longest need of a link or a server."""
-        return max((*self.out.values(), *self.into.values(), *self.serving.values()), default=0.0)
+        """The longest need of a link, an uplink or a server."""
+        wires = (self.out, self.into, self.serving, self.uplinks)
+        return max((seconds for wire in wires for seconds in wire.values()), default=0.0)
 
     @property
     def exchange(self) -> float:
@@ -111,6 +117,7 @@ def needs_of(facts: Facts) -> Needs:
         out=out,
         into=into,
         serving=_serving(facts),
+        uplinks=_uplinks(facts),
         latency=delay,
         slow_start=slow_start,
         cpu=sum(known) / facts.cores if facts.cores and len(known) == len(facts.members) else 0.0,
@@ -169,8 +176,8 @@ def gain(now: Needs, then: Needs, samples_factor: float = 1.0) -> Gain:
     low, high = step_range(now, then)
     whole = (now.step + now.paused) * samples_factor
     return Gain(
-        low=whole / (high * (1 + NOISE_FRACTION)) - 1,
-        high=whole / max(low * (1 - NOISE_FRACTION), 1e-9) - 1,
+        low=whole / (high * math.exp(SPREAD)) - 1,
+        high=whole / max(low * math.exp(-SPREAD), 1e-9) - 1,
     )
 
 
@@ -178,18 +185,58 @@ def spared(needs: Needs, least: float, most: float) -> Gain:
     """The gain when each step is shorter by between `least` and `most` seconds."""
     step = needs.step + needs.paused
     return Gain(
-        low=step / ((step - least) * (1 + NOISE_FRACTION)) - 1,
-        high=step / max((step - most) * (1 - NOISE_FRACTION), 1e-9) - 1,
+        low=step / ((step - least) * math.exp(SPREAD)) - 1,
+        high=step / max((step - most) * math.exp(-SPREAD), 1e-9) - 1,
     )
 
 
 def scaled_links(needs: Needs, factor: float) -> Needs:
-    """Every link busy `factor` times as long."""
+    """Every link and uplink busy `factor` times as long."""
     return replace(
-        needs,
+        scaled_uplinks(needs, factor),
         out={name: factor * seconds for name, seconds in needs.out.items()},
         into={name: factor * seconds for name, seconds in needs.into.items()},
     )
+
+
+def scaled_uplinks(needs: Needs, factor: float) -> Needs:
+    """Every uplink busy `factor` times as long."""
+    return replace(needs, uplinks={name: factor * s for name, s in needs.uplinks.items()})
+
+
+def _uplinks(facts: Facts) -> Wire:
+    """How long each rack's uplink is busy with what its members exchange with other racks."""
+    if facts.uplink is None:
+        return {}
+    rate = facts.uplink.bandwidth_bits_per_second / 8
+    out: Wire = dict.fromkeys(sorted(set(facts.racks.values())), 0.0)
+    into = dict(out)
+    for member, traffic in facts.traffic.items():
+        rack = facts.racks[member]
+        to, from_ = _peers(facts, member)
+        out[rack] += traffic.bytes_sent * sum(s for p, s in to.items() if facts.racks[p] != rack)
+        into[rack] += traffic.bytes_received * sum(
+            share for peer, share in from_.items() if facts.racks[peer] != rack
+        )
+    return {rack: max(out[rack], into[rack]) / rate for rack in out}
+
+
+def _peers(facts: Facts, member: str) -> tuple[Wire, Wire]:
+    """Shares of what a member sends that go to each peer, and of what it receives."""
+    workers = [worker.name for worker in facts.workers]
+    kind = facts.architecture
+    if (kind.is_all_reduce or kind.averaging is not None) and member in workers:
+        place = workers.index(member)
+        return {workers[(place + 1) % len(workers)]: 1.0}, {workers[place - 1]: 1.0}
+    servers = {m.name: m.counters.get("served_bytes") for m in facts.members}
+    held = {n: float(b) for n, b in servers.items() if isinstance(b, int | float) and n != member}
+    whole = sum(held.values())
+    if member in workers and whole:
+        shares = {name: size / whole for name, size in held.items()}
+    else:
+        others = [name for name in workers if name != member]
+        shares = dict.fromkeys(others, 1 / max(1, len(others)))
+    return shares, shares
 
 
 def _wires(facts: Facts) -> tuple[Wire, Wire]:

@@ -17,6 +17,7 @@ NAMES = (
     "input",
     "wait",
     "exchange: bandwidth",
+    "exchange: uplink",
     "exchange: latency",
     "exchange: server queueing",
     "exchange: transport",
@@ -52,7 +53,7 @@ def parts(facts: Facts, baseline: Facts | None = None) -> tuple[Part, ...]:
         Part(
             name=name,
             seconds=divided[name][0],
-            fraction=divided[name][0] / typical.step_seconds,
+            fraction=divided[name][0] / (typical.step_seconds + typical.paused_seconds),
             lost_seconds=divided[name][0] - ideal[name],
             counter=divided[name][1],
         )
@@ -64,6 +65,12 @@ def parts(facts: Facts, baseline: Facts | None = None) -> tuple[Part, ...]:
 def server_binds(needs: Needs) -> bool:
     """Whether the servers, and not the workers' links, are what an exchange waits for."""
     return needs.of_role("server") > SERVER_BINDS * needs.of_role("worker")
+
+
+def uplink_binds(needs: Needs) -> bool:
+    """Whether an exchange waits for the uplink of a rack, and for no cable of a host or server."""
+    uplink = max(needs.uplinks.values(), default=0.0)
+    return uplink > max(needs.of_role("server"), needs.of_role("worker"))
 
 
 def busiest_server(needs: Needs) -> str:
@@ -128,11 +135,17 @@ def _exchange(facts: Facts, needs: Needs) -> Divided:
     }
     if needs.busiest > 0:
         name = "exchange: server queueing" if server_binds(needs) else "exchange: bandwidth"
+        if uplink_binds(needs):
+            name = "exchange: uplink"
         divided[name] = binding, _binding_in_words(facts, needs)
     return divided
 
 
 def _binding_in_words(facts: Facts, needs: Needs) -> str:
+    if uplink_binds(needs) and facts.uplink is not None:
+        rack, seconds = max(needs.uplinks.items(), key=lambda pair: pair[1])
+        rate = format_bandwidth(facts.uplink.bandwidth_bits_per_second)
+        return f"uplink of {rack}: its {rate} cable is busy {format_seconds(seconds)}"
     binds = server_binds(needs)
     name = busiest_server(needs) if binds else busiest_worker_link(needs)
     wire = max(needs.out.get(name, 0.0), needs.into.get(name, 0.0))

@@ -33,12 +33,12 @@ def worst(each: Sequence[Found | None]) -> Found | None:
 def excess(slow: Sequence[Step], usual: Sequence[Step]) -> dict[str, float]:
     """By how much each part takes longer in slow steps."""
     return {
-        part: fmean(_part(s, part) for s in slow) - fmean(_part(s, part) for s in usual)
+        part: fmean(part_of(s, part) for s in slow) - fmean(part_of(s, part) for s in usual)
         for part in PARTS
     }
 
 
-def _part(step: Step, part: str) -> float:
+def part_of(step: Step, part: str) -> float:
     if part == "outside":
         return outside_seconds(step)
     phases = COMPUTE if part == "compute" else (part,)

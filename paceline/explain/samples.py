@@ -47,6 +47,11 @@ FEWEST_JUMPS = 3
 """Of four kinds of samples, one after the other, or two in turn."""
 
 
+SORTED_BATCHES, SORTED_FRACTION = 8, 0.6
+"""Batches whose labels were looked at, at least; classes in them, as a share of what shuffled
+samples would hold, at most."""
+
+
 def jumps(facts: Facts) -> list[tuple[int, float, float]]:
     """Where a loss that had fallen is suddenly as large as at first, again and again.
 
@@ -70,6 +75,17 @@ def jumps(facts: Facts) -> list[tuple[int, float, float]]:
     if len(found) < FEWEST_JUMPS or any(_rate_rises(facts, step) for step, _, _ in found):
         return []
     return found
+
+
+def sorted_labels(facts: Facts) -> tuple[float, float] | None:
+    """Return the classes in a batch, and in one of shuffled samples; None where they are alike."""
+    told = [member.counters.get("objective") for member in facts.members]
+    for found in told:
+        if isinstance(found, dict) and found.get("batches", 0) >= SORTED_BATCHES:
+            own, usual = found.get("labels_per_batch", 0.0), found.get("labels_if_shuffled", 0.0)
+            if usual >= 2 and own <= SORTED_FRACTION * usual:
+                return own, usual
+    return None
 
 
 def _learnt_in(losses: Sequence[float], place: int) -> int:

@@ -42,7 +42,12 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_the_planted_cause_is_named(tmp_path, planted):
-    found = explain(synchronous_run(tmp_path / "run", **PLANTED[planted]))
+    run = synchronous_run(tmp_path / "run", **PLANTED[planted])
+    if planted == "small-batch":  # else what its exchange takes is not explained by anything
+        for member in run.members():
+            member.host = "one"
+            run.write_member(member)
+    found = explain(run)
     names = [cause.name for cause in found.causes]
     assert found.healthy == (planted == "healthy")
     assert names[:1] == ([] if planted == "healthy" else [planted])
@@ -114,7 +119,7 @@ def test_the_gain_of_removing_a_wait_is_what_a_run_without_it_gives(tmp_path):
         synchronous_run(tmp_path / "slow", slow={"worker1": Times(forward=0.030)}, jitter=0)
     )
     even = explain(synchronous_run(tmp_path / "even", jitter=0))
-    promised = slow.actions[0].gain
+    promised = next(a.gain for a in slow.actions if "pace" in a.text)
     assert promised.low < slow.step_seconds / even.step_seconds - 1 < promised.high
 
 

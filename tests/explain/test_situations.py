@@ -1,13 +1,16 @@
 """The laboratory: its files can be read, and what was recorded in it is still explained rightly."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from paceline.explain.findings import CauseName
+from paceline.explain import explain
+from paceline.explain.advice import MOST_ACTIONS
+from paceline.explain.causes import RULES
+from paceline.record import open_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +32,7 @@ RECORDED = [name for name in SITUATIONS if (LABORATORY.RECORDED / f"{name}.tar.x
 def test_every_situation_is_an_experiment_with_a_cause():
     assert len(SITUATIONS) >= 30
     causes = {situation.cause for situation in SITUATIONS.values()}
-    assert causes <= {*get_args(CauseName), ""}
+    assert causes <= {*RULES, ""}
     assert len(causes) >= 15
     for situation in SITUATIONS.values():
         LABORATORY.experiment_of(situation)
@@ -42,12 +45,19 @@ def test_a_busy_machine_is_no_excuse():
 
 
 @pytest.fixture(scope="session")
-def rows(tmp_path_factory):
+def place(tmp_path_factory):
+    """Where every recorded run lies."""
+    found = tmp_path_factory.mktemp("laboratory")
+    for name in RECORDED:
+        LABORATORY.unpack(name, found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def rows(place):
     """What `explain` says today of every recorded run, and of the one that followed its advice."""
-    place = tmp_path_factory.mktemp("laboratory")
     found = {}
     for name in RECORDED:
-        LABORATORY.unpack(name, place)
         found[name] = LABORATORY.judge(SITUATIONS[name], place / name, 1, may_run=False)
     return found
 
@@ -64,3 +74,23 @@ def test_gains_were_in_their_ranges(rows):
     outside = [row["situation"] for row in promised if not row["inside"]]
     assert len(outside) <= 0.2 * len(promised), outside
     assert [row["situation"] for row in promised if not row["sign"]] == []
+
+
+BUSY = re.compile(r"(?:link|uplink of \w+|it) is busy (\d+)% of the time(.*)")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_no_second_is_charged_twice(place, name):
+    found = explain(open_folder(place / name / "before-0"))
+    assert all(0 <= part.lost_seconds <= part.seconds + 1e-9 for part in found.parts)
+    charged = [cause.fraction for cause in found.causes if cause.name != "first-steps"]
+    assert sum(charged) <= 1 + 1e-9
+    assert len(found.actions) <= MOST_ACTIONS
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_less_than_half_busy_is_said_to_idle(place, name):
+    for cause in explain(open_folder(place / name / "before-0")).causes:
+        said = BUSY.search(cause.text)
+        if said is not None and int(said[1]) < 50:
+            assert "idles" in said[2], cause.text

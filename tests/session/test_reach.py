@@ -37,7 +37,8 @@ def test_what_no_gradient_comes_to(model, counted):
         assert reach.counts == {}
         model(torch.ones(2, 4)).sum().backward()
         reach.after(step, [trained])
-    assert tuple(reach.counts.values()) == (*counted, True)
+    assert tuple(reach.counts.values())[:5] == (*counted, True)
+    assert reach.counts["trained_bytes"] == 4 * (20 - counted[1])
     assert not model.head.weight._post_accumulate_grad_hooks
 
 
@@ -79,3 +80,60 @@ def test_weights_that_do_not_move(rate, moves):
         optimizer.step()
         reach.after(step, [trained])
     assert (reach.counts["moved"] > 1e-5) is moves
+
+
+def test_weights_whose_gradient_is_zero():
+    model = Cut(lambda hidden: torch.relu(hidden - 1e6))
+    trained = Trained(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    reach = Reach()
+    reach.watch(trained)
+    for step in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        reach.after(step, [trained])
+    assert reach.counts["zero_gradient"] == 20
+    assert reach.counts["examples"] == {"zero_gradient": "body.weight"}
+
+
+def test_weights_that_are_in_no_optimizer():
+    model = Cut(lambda hidden: hidden)
+    trained = Trained(model, [torch.optim.SGD(model.head.parameters(), lr=0.1)])
+    reach = Reach()
+    reach.watch(trained)
+    for step in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        reach.after(step, [trained])
+    assert reach.counts["without_optimizer"] == 16
+    assert "zero_gradient" not in reach.counts
+
+
+def test_each_tensor_is_watched_for_moving():
+    model = Cut(lambda hidden: hidden)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
+    trained = Trained(model, [optimizer])
+    reach = Reach()
+    reach.watch(trained)
+    for step in range(60):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        reach.after(step, [trained])
+    moved = reach.counts["moved_by_tensor"]
+    assert moved["body.weight"] == 0
+    assert moved["head.weight"] > 0
+
+
+class Gone(torch.Tensor):
+    """A stand-in for a gradient that is elsewhere."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(f"{function} was asked for a gradient that is gone")
+
+
+def test_a_gradient_that_is_elsewhere_is_not_looked_at():
+    model = torch.nn.Linear(2, 1)
+    with torch._C.DisableTorchFunctionSubclass():
+        model.weight.grad = torch.zeros(1, 2).as_subclass(Gone)
+    Reach()._note(model.weight)
+    with torch._C.DisableTorchFunctionSubclass():
+        model.weight.grad = None

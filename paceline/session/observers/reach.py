@@ -18,6 +18,9 @@ LOOKED_STEPS = 2
 MOVED_STEPS = 60
 """Number of steps after which weights must have moved."""
 
+MOST_TOLD = 64
+"""Tensors whose own movement is recorded."""
+
 SAMPLED = 1024
 """Elements of each tensor that are watched for moving."""
 
@@ -29,8 +32,11 @@ class Reach:
 
     def __init__(self) -> None:
         self._reached: set[int] = set()
+        self._alive: set[int] = set()
+        """Tensors whose gradient was not zero."""
+
         self._handles: list[RemovableHandle] = []
-        self._samples: list[tuple[Tensor, Tensor]] = []
+        self._samples: list[tuple[str, Tensor, Tensor]] = []
         self._has_stepped = self._is_uncleared = False
         self._first_made: Tensor
         self.counts: dict[str, object] = {}
@@ -55,14 +61,18 @@ class Reach:
             self._handles.clear()
             if self._reached:  # else gradients do not come from autograd
                 self._count(trained)
-                tensors = [t for one in trained for t in one.tensors if _has_numbers(t)]
-                self._samples = [(tensor, _sample(tensor)) for tensor in tensors]
+                named = [pair for one in trained for pair in one.named if _has_numbers(pair[1])]
+                self._samples = [(name, tensor, _sample(tensor)) for name, tensor in named]
         if step + 1 >= MOVED_STEPS and self._samples:
-            self.counts["moved"] = self._moved()
+            self._count_moves()
             self._samples.clear()
 
     def _note(self, tensor: Tensor) -> None:
         self._reached.add(id(tensor))
+        # A gradient that an exchange has taken, or stands in for, is not looked at: it may be gone.
+        grad = tensor.grad
+        if grad is None or type(grad) is not Tensor or id(tensor) in self._alive or grad.any():
+            self._alive.add(id(tensor))
 
     def look_before(self, _: Tensor) -> None:
         """The second step's first gradient is about to be added to what is there."""
@@ -85,15 +95,32 @@ class Reach:
         lacking = [
             (name, p) for name, p in parameters if p.requires_grad and id(p) not in self._reached
         ]
+        named = dict(parameters)
+        left = [name for one in trained for name in one.without_optimizer()]
+        loose = [(name, named[name]) for name in left if name in named]
+        zero = [(n, p) for n, p in parameters if id(p) in self._reached - self._alive]
         self.tell(_elements(parameters), _elements(frozen), _elements(lacking))
         self.counts["uncleared"] = self._is_uncleared
+        tensors = [tensor for one in trained for tensor in one.tensors]
+        self.counts["trained_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+        examples: dict[str, str] = {}
+        for why, found in (("without_optimizer", loose), ("zero_gradient", zero)):
+            if found:
+                self.counts[why] = sum(tensor.numel() for _, tensor in found)
+                examples[why] = found[0][0]
+        if examples:
+            self.counts["examples"] = examples
 
     @torch.no_grad()
-    def _moved(self) -> float:
-        now = [(_sample(tensor), before) for tensor, before in self._samples]
-        moved = sum(float((new - old).square().sum()) for new, old in now)
-        size = sum(float(old.square().sum()) for _, old in now)
-        return float((moved / max(size, 1e-30)) ** 0.5)
+    def _count_moves(self) -> None:
+        """By how much of their size weights moved: all together, and each of the first tensors."""
+        moves = {name: _move(_sample(tensor), before) for name, tensor, before in self._samples}
+        moved, size = (sum(move[place] for move in moves.values()) for place in (0, 1))
+        self.counts["moved"] = float((moved / max(size, 1e-30)) ** 0.5)
+        self.counts["moved_by_tensor"] = {
+            name: float((own / max(before, 1e-30)) ** 0.5)
+            for name, (own, before) in list(moves.items())[:MOST_TOLD]
+        }
 
     def tell(self, all_of_them: Elements, frozen: Elements, lacking: Elements) -> None:
         """Elements of each weight by name: of all, of those frozen, of those without gradient."""
@@ -103,6 +130,11 @@ class Reach:
             "without_gradient": sum(lacking.values()),
             "for_example": next(iter({**lacking, **frozen}), ""),
         }
+
+
+def _move(now: Tensor, before: Tensor) -> tuple[float, float]:
+    """The squared distance between two samples, and the squared size of the first."""
+    return float((now - before).square().sum()), float(before.square().sum())
 
 
 def _elements(named: Sequence[tuple[str, Tensor]]) -> Elements:
