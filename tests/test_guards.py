@@ -154,7 +154,7 @@ LONGEST_FILE, MOST_METHODS, LONGEST_FUNCTION = 400, 25, 60
 
 TOO_LARGE = {
     "cli/compare.py command",
-    "cli/predict.py command", 
+    "cli/predict.py command",
     "protocol/closing.py", "protocol/exchange.py", "protocol/seat.py",
     "report/charts.py", "served/client.py", "served/device.py",
 }  # fmt: skip
