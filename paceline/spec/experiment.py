@@ -75,6 +75,10 @@ class Experiment(Spec, frozen=True, kw_only=True):
         enough = not total or total >= cluster.workers
         require(enough, "[workload]", problem, "give every worker at least one sample.")
 
+    def __hash__(self) -> int:
+        """Hash what a dictionary of settings cannot be part of; equal experiments hash alike."""
+        return hash((self.name, self.workload, self.architecture, self.cluster, self.engine))
+
     @property
     def num_servers(self) -> int:
         """Dedicated server members to start: as asked, or one where the architecture needs one."""

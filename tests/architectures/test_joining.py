@@ -236,7 +236,8 @@ SCRIPT = spec.Script(path=str(PROGRAM))
 @contextlib.contextmanager
 def as_program():
     """This process is one that runs the script."""
-    main = mock.patch.multiple(sys.modules["__main__"], __spec__=None, __file__=str(PROGRAM))
+    named = {"__spec__": None, "__file__": str(PROGRAM)}
+    main = mock.patch.multiple(sys.modules["__main__"], create=True, **named)
     with main, mock.patch.object(sys, "argv", [str(PROGRAM)]):
         yield
 

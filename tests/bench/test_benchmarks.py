@@ -16,6 +16,7 @@ SMALLEST = {
     "advise.py": ("--on", "predict", "--only", "resnet50-1gbit-2", "--json"),
     "exchange.py": ("--sizes", "1", "--workers", "2", "--rounds", "1", "--only", "gloo", "--json"),
     "explain.py": ("--list",),
+    "gains.py": ("--json",),
     "ideal_links.py": ("--compute", "0.15", "--json"),
     "predict_speed.py": ("--json",),
 }
@@ -25,11 +26,11 @@ ANSWERING = {
     "endurance.py": "a job of many steps",
     "gpu.py": "needs a GPU",
     "observe.py": "compares jobs of several minutes",
+    "observe_scoreboard.py": "plants 40 causes in real jobs",
     "predict.py": "each pair is a job in the tunnel",
     "recovery.py": "waits for several failures in a row",
     "sealed.py": "its cases are not part of the repository",
     "siege.py": "sends a hundred thousand messages",
-    "since.py": "measures two checkouts",
     "soak.py": "lets members of many jobs fail",
     "telemetry.py": "alternates jobs for minutes",
     "training.py": "trains real networks next to other frameworks",
@@ -39,11 +40,10 @@ ANSWERING = {
 
 IMPORTED = {
     "besieged.py": "the jobs of siege.py",
-    "estimate_profiles.py": "writes the shipped profiles",
-    "estimate_units.py": "writes the shipped units",
     "gpu_script.py": "the script of gpu.py",
     "pages.py": "writes pages for the others",
     "recovery_peers.py": "the peers of recovery.py",
+    "scoreboard.py": "the page of explain.py and gains.py",
     "strangers.py": "the attackers of siege.py",
     "tunnel_ddp.py": "the script of tunnel.py",
 }

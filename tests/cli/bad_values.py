@@ -32,6 +32,7 @@ BASE: dict[str, list[str]] = {
     "run": ["--", "script.py"],
     "demo": [],
     "compare": ["--architectures", "ring,single", "--workers", "2"],
+    "search": ["--try", "batch=2,4"],
     "observe": ["--", "script.py"],
     "explain": ["run"],
     "report": ["run"],

@@ -147,6 +147,8 @@ def test_predictions_decide_what_is_not_run(tmp_path, monkeypatch):
 
         def __init__(self, path, experiment):
             started.append(experiment.workload.batch)
+            path.mkdir(parents=True)
+            (path / "experiment.toml").write_text(spec.to_toml(experiment), encoding="utf-8")
             self.folder = RunFolder.create(path / "run", experiment)
             summary = self.folder.summary()
             summary.status = "finished"

@@ -34,7 +34,7 @@ def main(out: Path) -> None:
     losses = []
     for step in range(STEPS):
         indices = batches.indices(step)
-        there, place = division(shares, session)
+        there, place = division(shares, session.participants)
         session.gradients.scale_by(gradient_scale(GLOBAL_BATCH, there, place))
         own = indices[data.split(GLOBAL_BATCH, there)[place]]
         loss = nn.functional.cross_entropy(model(inputs[own]), targets[own])
