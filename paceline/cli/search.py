@@ -106,10 +106,10 @@ def command(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Search for the best settings over many runs, and write a page about it."""
-    from paceline.cli import console
+    from paceline.cli import console, job
     from paceline.errors import SpecError
     from paceline.search.folder import SearchFolder
-    from paceline.search.running import check
+    from paceline.search.running import first_experiment
     from paceline.spec.search import check_names, parse_tried
 
     if resume is not None:
@@ -148,7 +148,9 @@ def command(
     }
     question = _question(file, tuple(arguments or ()), changes, asked)
     check_names(question)
-    check(question)
+    first = first_experiment(question)
+    job.check_applies(first)
+    job.resolved(first)
     if dry_run:
         console.print_question(question, json=json)
         return

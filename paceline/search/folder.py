@@ -55,10 +55,10 @@ class SearchFolder:
 
     @classmethod
     def create(cls, path: Path, question: SearchQuestion) -> "SearchFolder":
-        """Make the folder with the question in it."""
-        if path.exists():
+        """Make the folder with the question in it; it may be there already, empty."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise SpecError("--out", f"{path} exists.", "name a new folder, or use --resume.")
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         (path / QUESTION).write_text(search_to_toml(question), encoding="utf-8")
         return cls(path)
 

@@ -104,8 +104,8 @@ def settings_in_words(settings: Settings) -> str:
     return ", ".join(shown)
 
 
-def check(question: SearchQuestion) -> None:
-    """Raise SpecError for a search that could run no trial, before anything is written."""
+def first_experiment(question: SearchQuestion) -> spec.Experiment:
+    """Return the first experiment that a trial could run; SpecError where there is none."""
     search, goal = question.search, parse_goal(question.search.goal)
     if goal.name == "accuracy" and question.experiment.workload.script is not None:
         problem = "a script reports no accuracy."
@@ -113,8 +113,7 @@ def check(question: SearchQuestion) -> None:
     first: SpecError | None = None
     for settings in _corners(question):
         try:
-            experiment_of(question, settings)
-            return
+            return experiment_of(question, settings)
         except SpecError as error:
             first = first or error
     if first is not None:

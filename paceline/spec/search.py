@@ -28,6 +28,7 @@ SETTING, OPTION = "setting.", "--"
 
 RANGE = re.compile(r"\s*(?P<low>[^:]+?)\.\.(?P<high>[^:]+?)\s*(?::(?P<scale>\w+))?\s*")
 MOST_CHOICES = 10_000
+MOST_PARALLEL = 256
 
 
 class Range(Spec, frozen=True, kw_only=True):
@@ -118,6 +119,10 @@ class Search(Spec, frozen=True, kw_only=True):
             require(value >= 1, where, problem, f"write {name} = 1 or more.")
         problem = f"trials must be at most {MOST_CHOICES} (got {self.trials})."
         require(self.trials <= MOST_CHOICES, where, problem, "write fewer trials.")
+        problem = f"parallel must be at most {MOST_PARALLEL} (got {self.parallel})."
+        require(self.parallel <= MOST_PARALLEL, where, problem, "write fewer trials at a time.")
+        problem = f"seed must lie within 64 bits (got {self.seed})."
+        require(-(2**63) <= self.seed < 2**63, where, problem, "write a smaller one.")
         problem = f"price_per_hour must not be negative (got {self.price_per_hour:g})."
         priced = self.price_per_hour >= 0 and math.isfinite(self.price_per_hour)
         require(priced, where, problem, "write the price of one host for one hour.")

@@ -50,8 +50,9 @@ BASE: dict[str, list[str]] = {
 
 TAKEN = {
     *{("train", name, "zero") for name in ("servers", "threads", "seed", "label-smoothing")},
-    *{("run", name, "zero") for name in ("servers", "threads")},
-    *{("train", "seed", kind) for kind in ("negative",)},
+    *{(verb, name, "zero") for verb in ("run", "search") for name in ("servers", "threads")},
+    *{(verb, "seed", kind) for verb in ("train", "search") for kind in ("negative",)},
+    ("search", "seed", "zero"),
     *{(verb, "checkpoint-every", "zero") for verb in ("train", "drill")},
     *{(verb, "restarts", "zero") for verb in ("train", "run", "drill")},
     ("drill", "servers", "zero"),
@@ -80,7 +81,7 @@ TAKEN = {
     # Folders that are made, with their parents.
     *{
         (verb, "out", "missing")
-        for verb in ("train", "run", "demo", "compare", "reproduce", "report", "observe")
+        for verb in ("train", "run", "demo", "compare", "reproduce", "report", "observe", "search")
     },
     ("report", "out", "a folder"),
     ("reproduce", "out", "a folder"),

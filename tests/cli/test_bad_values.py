@@ -23,6 +23,7 @@ def nothing_begins(monkeypatch):
 
     for place in (
         "paceline.engines.run",
+        "paceline.search.running.Searching.run",
         "paceline.cli.tables.run",
         "paceline.diagnose.doctor.examine",
         "paceline.compute.profiling.profile",

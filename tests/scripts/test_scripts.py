@@ -111,7 +111,8 @@ def expected(script: str, place: Place) -> str:
 @pytest.fixture(scope="session")
 def alone(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """The results of scripts as plain PyTorch, from one process without Paceline."""
-    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    here = [item for item in request.session.items if item.path == Path(__file__)]
+    calls = [getattr(item, "callspec", None) for item in here]
     asked = {call.params["script"] for call in calls if call and "script" in call.params}
     done = subprocess.run(
         [sys.executable, str(FOLDER / "alone" / "run.py"), *sorted(asked & SCRIPTS.keys())],
