@@ -29,8 +29,10 @@ def inside(facts: Facts, slow: Slowed, all_slow: Sequence[Slowed], gather: Gathe
     """What slow steps lose that others do not; None where no cause but their length is found."""
     if slow.grows:
         return None
-    within = of_steps(gather(slow.holds))
-    without = of_steps(gather(_longest_other(facts.typical, all_slow)))
+    usual = _longest_other(facts.typical, all_slow)
+    if usual is None:
+        return None
+    within, without = of_steps(gather(slow.holds)), of_steps(gather(usual))
     longer = within.facts.typical.step_seconds - without.facts.typical.step_seconds
     before: dict[CauseName, float] = {loss.name: loss.seconds for loss in charges(without)}
     more = [
@@ -46,11 +48,16 @@ def inside(facts: Facts, slow: Slowed, all_slow: Sequence[Slowed], gather: Gathe
     return Inside(slow=slow, evidence=within, loss=worst, steps_fraction=share)
 
 
-def _longest_other(worker: WorkerFacts, slow: Sequence[Slowed]) -> Callable[[int], bool]:
-    """The usual steps that lie together: counters grow evenly between samples only."""
+def _longest_other(worker: WorkerFacts, slow: Sequence[Slowed]) -> Callable[[int], bool] | None:
+    """Return the usual steps that lie together: counters grow evenly between samples only.
+
+    None where every step of the worker is a slow one, as of one that joined late.
+    """
     numbers = [step.step for step in worker.entries]
     runs = [list(run) for _, run in groupby(numbers, lambda n: any(s.holds(n) for s in slow))]
     usual = [run for run in runs if not any(one.holds(run[0]) for one in slow)]
+    if not usual:
+        return None
     longest = max(usual, key=len)
     return lambda step: longest[0] <= step <= longest[-1]
 

@@ -104,6 +104,8 @@ class StoreKeeper:
             self._closing.set()
             self._mailbox.wake()
             self._thread.join(timeout=5.0)
+            if not self._thread.is_alive():
+                self._mailbox.close()
 
     def _keep(self) -> None:
         while not self._closing.is_set():
@@ -113,7 +115,6 @@ class StoreKeeper:
                     continue
                 for request in event.messages:
                     self._handle(event.peer, request)
-        self._mailbox.close()
 
     def _answer(self, peer: str, value: Any) -> None:
         self._mailbox.send(Packet(peer, [value]))

@@ -158,7 +158,7 @@ def check_joined(folder, printed, alone):
     assert folder.steps("worker2")[0].step == joined
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded,staleness=1"])
+@pytest.mark.parametrize("mode", ["sync,update=server", "bounded,staleness=1"])
 def test_one_who_joined_may_leave_and_the_others_share_the_batch_again(tmp_path, mode):
     folder, printed = train_and_join(tmp_path, f"server:mode={mode}", GUEST="10")
     assert parts(printed) == [4] * 10

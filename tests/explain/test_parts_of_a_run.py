@@ -1,10 +1,13 @@
 """What is there for a part of a run, and what is wrong with what it learns."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.explain import explain
+from paceline.explain.inside import _longest_other
+from paceline.explain.spans import Slowed
 from paceline.record import RecordedEvent
 from paceline.record.entries import TRACED
 from tests.support.synthetic import Machine, Times, names, rewritten, synchronous_run
@@ -29,6 +32,17 @@ class TestSpans:
         assert found.verdict.startswith(when)
         assert "waiting for worker0" in found.verdict
         assert "what changed for worker0" in found.actions[0].text
+
+    def test_a_worker_whose_every_step_is_slow_is_compared_with_nothing(self):
+        """One that joined late has no usual steps: the run's explanation must not fail on it."""
+        worker = SimpleNamespace(entries=[SimpleNamespace(step=step) for step in range(10)])
+        spans = [
+            Slowed(worker="w", phase="forward", seconds=0.1, start=start, end=None, factor=2.0)
+            for start in (None, 5)
+        ]
+        assert _longest_other(worker, spans[:1]) is None
+        usual = _longest_other(worker, spans[1:])
+        assert [step for step in range(10) if usual(step)] == [0, 1, 2, 3, 4]
 
     def test_a_straggler_that_comes_twice(self, tmp_path):
         run = synchronous_run(
