@@ -8,7 +8,6 @@ import contextlib
 import errno
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -126,9 +125,9 @@ class ChannelListener:
         members = []
         for descriptor, _ in self._poll.poll(0):
             channel = self._channels.get(descriptor)
-            if channel is None:
+            if descriptor == self._listener.fileno():
                 self._take_calls()
-            elif not channel.closed:
+            elif channel is not None and not channel.closed:  # None: refused since the poll
                 channel.authenticate()
                 if channel.closed:
                     self._refuse(channel)
@@ -141,16 +140,6 @@ class ChannelListener:
             self._resumes_at = None
             self._poll.register(self._listener, select.EPOLLIN)
         return members
-
-    def serve(self, handle: Callable[[Channel], None], until: Callable[[], bool]) -> None:
-        """Give each member a thread of its own until `until()` holds, which is asked often."""
-        threads: list[threading.Thread] = []
-        while not until():
-            select.select([self], [], [], self.timeout(0.1))
-            threads = [thread for thread in threads if thread.is_alive()]
-            for channel in self.accept():
-                threads.append(threading.Thread(target=handle, args=(channel,), daemon=True))
-                threads[-1].start()
 
     def close(self) -> None:
         """Close the listening socket, and drop those who are not authenticated. In a process that

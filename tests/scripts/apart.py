@@ -44,7 +44,7 @@ def skips_alone():
     return model
 
 
-@script(everywhere="refused: ")
+@script(everywhere="refused: ", modes="drifts")
 def catches_backward_alone():
     """One worker's backward pass breaks off, and it alone skips the batch."""
     model, optimizer = distributed()
