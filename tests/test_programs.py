@@ -13,7 +13,6 @@ BASE = "part of Debian's base, of Python, git or make"
 PROVIDED = {
     "python": BASE,
     "sh": BASE,
-    "git": BASE,
     "sleep": BASE,
     "true": BASE,
     "mount": BASE,
@@ -44,6 +43,7 @@ GIVEN = {
     "benchmarks/recovery_peers.py": "the interpreter that the user named for a peer",
     "paceline/bench/peers/__init__.py": "the interpreter that the user named for a peer",
     "paceline/cli/flags.py": "the interpreter that the user named for a peer",
+    "paceline/cli/observe.py": "this interpreter",
     "paceline/launch/containers.py": "the engine that the user named: docker, podman, apptainer",
     "paceline/launch/lifeline.py": "the command line it is called with",
     "paceline/launch/process.py": "the member's command line",

@@ -31,6 +31,9 @@ from paceline.spec.search import (
 )
 
 LOOK_SECONDS = 0.2
+MOST_UNRUN = 50
+"""A search ends when that many settings in a row needed no run: it has seen what there is."""
+
 MOST_FAILURES = 3
 """A search whose first trials all fail stops: the settings are not what is wrong."""
 
@@ -169,8 +172,12 @@ class Searching:
     @property
     def _is_grid(self) -> bool:
         """Return whether every combination is listed beforehand."""
-        finite = all(isinstance(d, ValueList) for d in self._search.dimensions().values())
-        return self._search.sampler == "grid" or (finite and self._looks_ahead)
+        dimensions = self._search.dimensions().values()
+        listed = [len(d.values) for d in dimensions if isinstance(d, ValueList)]
+        if len(listed) < len(dimensions):
+            return False
+        few = math.prod(listed) <= self._search.trials  # a sampler would draw some again and again
+        return self._search.sampler == "grid" or self._looks_ahead or few
 
     @property
     def _looks_ahead(self) -> bool:
@@ -213,6 +220,10 @@ class Searching:
                 return True
             if self._is_grid and not self._study.num_enqueued:
                 return False
+            if len(self._entries) >= MOST_UNRUN and not any(
+                entry.was_run for entry in self._entries[-MOST_UNRUN:]
+            ):
+                return bool(self._active)
             self._start()
         return False
 
