@@ -28,7 +28,7 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) $(TWO) -m "not slow and not quiet"
 	$(PYTEST) -m "quiet and not slow"
 
-# The quick tests and the slow ones: what continuous integration runs.
+# The quick tests and the slow ones: over an hour on two cores, so before a release.
 test-all: $(VENV)/.installed-dev
 	$(PYTEST) $(TWO) -m "not quiet"
 	$(PYTEST) -m quiet
