@@ -125,7 +125,7 @@ def _history_values(entries: Sequence[TrialEntry], goal: Goal) -> list[dict[str,
 
 def _history(goal: Goal) -> Chart:
     base = alt.Chart(alt.NamedData(name="search/history"), width="container")
-    x = alt.X("trial:Q", title="trial", axis=alt.Axis(format="d"))
+    x = alt.X("trial:Q", title="trial", axis=alt.Axis(format="d", tickMinStep=1))
     y = alt.Y("value:Q", title=goal.title, scale=alt.Scale(zero=False))
     line = base.mark_line(interpolate="step-after", color=IDEAL_COLOUR).encode(x=x, y="best:Q")
     points = base.mark_point(color=SERIES_COLOURS[0]).encode(
