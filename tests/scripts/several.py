@@ -85,7 +85,7 @@ def actor_critic():
     return [trunk, actor, critic]
 
 
-@script(averages=True, modes="refused: weights")
+@script(averages=True, modes="refused: holds views of its weights")
 def shared_trunk_twice():
     """Two models that share a trunk are distributed one after the other."""
     trunk = nn.Linear(NUM_INPUTS, 8)
